@@ -2,6 +2,7 @@
 
 import argparse
 import logging
+import shlex
 import sys
 import textwrap
 from collections.abc import Sequence
@@ -14,7 +15,7 @@ from fedjax_ssl import data
 from fedjax_ssl.cli import one_of, parser, split
 from fedjax_ssl.cli.listing import print_list
 from fedjax_ssl.cli.proposal import FEW_TESTED, labels_tested, propose
-from fedjax_ssl.config import ConfigError, as_text, default, naming, options, with_settings
+from fedjax_ssl.config import ConfigError, default, naming, options, with_settings
 from fedjax_ssl.errors import counted
 from fedjax_ssl.registry import check_known
 
@@ -68,16 +69,9 @@ def _check(asked: argparse.Namespace, settings: list[tuple[str, str]]) -> int:
     )
     check_known("source of your own", source, data.OWN)
     found = data.check(path, source, root=asked.root, **_options(source, list(named.items())))
-    proposed = {f"data.{option}": as_text(value) for option, value in found.proposed.items()}
-    named |= proposed
-    chosen = "".join(f" --{option}={value}" for option, value in proposed.items())
-    print(
-        f"{path}: read as {source!r}, "
-        f"{data.available()[source]}{f'; with{chosen}' if chosen else ''}\n"
-    )
-    content = found.dataset or found.rest
-    if content is not None:
-        print(_table(_contents(content)))
+    print(f"{path}: read as {source!r}, {data.available()[source]}\n")
+    if found.dataset is not None:
+        print(_table(_contents(found.dataset)))
     for title, lines in (("worth a look", found.notes), ("problems", found.problems)):
         if lines:
             listed = (
@@ -85,32 +79,27 @@ def _check(asked: argparse.Namespace, settings: list[tuple[str, str]]) -> int:
                 for line in lines
             )
             print(f"\n{title}:", *listed, sep="\n")
-    if content is None:
-        print("\nnot ready: mend the problems, and check again")
+    if found.dataset is None:
+        given = [f"--{field}={value}" for field, value in settings]
+        again = shlex.join(["fedjax-ssl", "data", "check", asked.name, *given])
+        print(f"\nnot ready: mend the problems, or name what they ask for; then: {again}")
         return 2
-    named |= {f"data.{option}": as_text(value) for option, value in found.assumed.items()}
     read_by = {"data.path": asked.name, **named}
     if asked.root:
         read_by["data.root"] = asked.root
-    command, composed = propose(content, source, read_by, found.standardize)
+    command, composed = propose(found.dataset, source, read_by, found.standardize)
     if isinstance(command, str):
         print(f"\nnot ready: {command}")
         return 2
-    print(f"\n{command.proposal.method}: {command.proposal.why}")
-    if found.dataset is not None:
-        print(f"ready: {command.line}")
-        if composed is not None:
-            print(f"\nor terms in one step: {composed.proposal.why}\nready: {composed.line}")
-        if (tested := labels_tested(content)) < FEW_TESTED:
-            print(
-                f"\nwith error bars, since {counted(tested, 'labelled test example')} a run say "
-                f"little: {command.sweep}"
-            )
-        return 0
-    guesses = ", ".join(f"{option}={as_text(value)}" for option, value in found.assumed.items())
-    print("not ready: mend the problems, and check again")
-    print(f"as the file is, this runs, if {guesses} is right: {command.line}")
-    return 2
+    print(f"\n{command.proposal.method}: {command.proposal.why}\nready: {command.line}")
+    if composed is not None:
+        print(f"\nor terms in one step: {composed.proposal.why}\nready: {composed.line}")
+    if (tested := labels_tested(found.dataset)) < FEW_TESTED:
+        print(
+            f"\nwith error bars, since {counted(tested, 'labelled test example')} a run say "
+            f"little: {command.sweep}"
+        )
+    return 0
 
 
 def _options(source: str, settings: list[tuple[str, str]]) -> dict[str, Any]:
@@ -201,8 +190,8 @@ def _contents(dataset: data.Dataset) -> dict[str, str]:
         lines["coarse labels"] = f"{len(dataset.coarse_names)}: {_few(dataset.coarse_names)}"
     if train.client is None:
         lines["clients"] = (
-            "none of its own; choose a partition, such as --partition.name=iid "
-            "--partition.num_clients=10"
+            "none of its own; say which column, folder or array names them, or choose a "
+            "partition, such as --partition.name=iid --partition.num_clients=10"
         )
     else:
         ids, counts = np.unique(train.client, return_counts=True)

@@ -3,7 +3,6 @@ them.
 """
 
 import os
-import re
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -12,7 +11,6 @@ import numpy as np
 import pandas
 from jaxtyping import Int, Shaped
 
-from fedjax_ssl.data.check import USUAL
 from fedjax_ssl.data.dataset import in_one_form
 from fedjax_ssl.data.reading.arrays import (
     TEST_ARRAYS,
@@ -26,7 +24,6 @@ from fedjax_ssl.data.reading.features import TableReading
 from fedjax_ssl.data.reading.names import MARKS, cell_text, named
 from fedjax_ssl.data.reading.pictures import (
     ImageReading,
-    by_cell,
     is_image,
     list_images,
     read_alike,
@@ -34,7 +31,6 @@ from fedjax_ssl.data.reading.pictures import (
 )
 from fedjax_ssl.data.reading.problems import SHOWN, DatasetUnavailable, Findings
 from fedjax_ssl.data.reading.tables import (
-    as_numbers,
     as_text,
     is_table,
     no_column,
@@ -49,8 +45,7 @@ IMAGES = "images (.bmp, .gif, .jpg, .png, .tif, .webp, ...)"
 # the first that is there is taken
 _ARRAYS = {**TEST_ARRAYS, **TRAIN_ARRAYS, **VALIDATION_ARRAYS, "x": "y"}
 _CLIENT = "client"  # array or column, where the run was told of no other
-# Words of headers, and arrays, that name examples.
-_IDS = ("id", "ids", "patient", "case", "subject", "name", "names", "index", "record", "file")
+_IDS = ("id", "names", "group")  # arrays that name examples
 
 
 class Examples(NamedTuple):
@@ -124,17 +119,14 @@ def _read_npz(path: Path, model: TrainedModel) -> Examples:
         )
     inputs = arrays[name]
     notes: list[str] = []
+    texts = pandas.DataFrame(index=[f"row {row}" for row in range(len(inputs))])
     label_name = _ARRAYS.get(name, "labels")
-    labels = np.full(len(inputs), -1)
     if label_name in names:
-        given = arrays[label_name]
-        if "class_names" in names and given.dtype.kind in "iu":
-            given = _by_name(given, arrays["class_names"], path)
-        elif given.dtype.kind in "iu" and model.config.data.name in ("table", "folder"):
-            given = _as_in_texts(given, model.class_names, notes)
-        labels = _labels(given, len(inputs), f"array {label_name!r}", model.class_names, notes)
+        given = one_each(f"array {label_name!r}", arrays[label_name], len(inputs))
+        texts["label"] = _names_of_labels(given, arrays.get("class_names"), model, notes)
+    labels = _known(texts, model.class_names, notes, ())
     rows = list(map(str, range(len(inputs))))
-    for one in (*_IDS, "group"):
+    for one in _IDS:
         given = arrays.get(one, np.zeros(0))
         if given.shape == (len(inputs),) and len(set(given.tolist())) == len(inputs):
             rows = list(map(cell_text, given.tolist()))
@@ -158,7 +150,7 @@ def _read_table(path: Path, model: TrainedModel, client: str | None) -> Examples
             f"of shape {list(model.input_shape)}: give an .npz file with the array inputs, or "
             "images"
         )
-    table = read_table(path, findings)
+    table = read_table(path)
     clients = None
     column = reading.roles.get("client")
     if model.scales and client is None and column in table:
@@ -172,42 +164,15 @@ def _read_table(path: Path, model: TrainedModel, client: str | None) -> Examples
     texts = read_roles(table, label, (), findings)
     labels = _known(texts, model.class_names, findings.notes, reading.marks)[used]
     places = table.index[used].tolist()
-    names = _named_rows(table, reading)
+    if (group := reading.roles.get("group")) in table:
+        ids = as_text(table[group][used])
+        places = [f"{one}, {place}" for one, place in zip(ids, places, strict=True)]
     known = (*reading.roles.values(), *(feature.name for feature in reading.features))
     if others := [name for name in table if name not in known]:
         findings.notes.append(f"columns that the model does not use: {', '.join(others)}")
-    ids = table.attrs.get("index", []) if names is None else as_text(table[names])
-    if names is not None:
-        findings.notes.append(f"rows are named by column {names!r}")
-    if ids:
-        ids = [ids[row] for row in np.flatnonzero(used)]
-        twice = len(set(ids)) < len(ids)
-        pairs = zip(ids, places, strict=True)
-        places = [f"{one}, {place}" if twice or not one else one for one, place in pairs]
     rows = f"{path}, {counted(len(places), 'row')}"
     whose_rows = None if clients is None else [clients[row] for row in np.flatnonzero(used)]
     return Examples(inputs[used], places, labels, rows, tuple(findings.notes), whose_rows)
-
-
-def _named_rows(table: pandas.DataFrame, reading: TableReading) -> str | None:
-    """Choose the column that names rows: of patients or the like, whose header says that it names
-    something, or another one that the model does not use and that differs in every row.
-    """
-    group = reading.roles.get("group")
-    if group in table:
-        return group
-    used = {*reading.roles.values(), *(feature.name for feature in reading.features)}
-    free = [name for name in table if name not in used]
-    for name in free:
-        words = set(re.split(r"[\W_]+", re.sub(r"(?<=[a-z])(?=[A-Z])", " ", name).casefold()))
-        if words & {*_IDS, *USUAL["group"]}:
-            return str(name)
-    for name in free:
-        cells = as_text(table[name])
-        whole = all(cell.isdecimal() for cell in cells) or np.isnan(as_numbers(cells)).all()
-        if whole and "" not in cells and len(set(cells)) == len(cells):
-            return str(name)
-    return None
 
 
 def _known(
@@ -229,65 +194,27 @@ def _known(
     return labels
 
 
-def _by_name(labels: np.ndarray, class_names: np.ndarray, path: Path) -> np.ndarray:
-    """Write labels by the names of the file's own classes, in whatever order the model has them;
-    "" for none.
+def _names_of_labels(
+    labels: np.ndarray, class_names: np.ndarray | None, model: TrainedModel, notes: list[str]
+) -> list[str]:
+    """Write labels by the names of their classes, "" for none: whole numbers are places among the
+    file's own class names, else among those of the model.
     """
-    names = list(map(cell_text, class_names.tolist()))
-    if len(wrong := np.flatnonzero(labels >= len(names))):
+    if labels.dtype.kind in "SU":
+        return list(map(cell_text, labels.tolist()))
+    if labels.dtype.kind not in "iu":
         raise TrainedModelError(
-            f"{path} has label {labels[wrong[0]]} in row {wrong[0]}, and class_names has "
-            f"{counted(len(names), 'name')}"
+            f"labels are {labels.dtype}; they are whole numbers, -1 = none, or names of classes"
         )
-    first = int(names[0] == "-1")  # a class like the others
-    return np.array(["", *names])[np.maximum(labels + first, -1) + 1]
-
-
-def _as_in_texts(labels: np.ndarray, classes: Sequence[str], notes: list[str]) -> np.ndarray:
-    """Write numbers as names where classes are called by numbers, as in tables; else note what
-    they are taken for.
-    """
-    texts = labels.astype(str)
-    if {"-1", *classes}.issuperset(texts.ravel().tolist()):
-        return texts
-    notes.append(
-        f"labels are numbers, taken as places among the classes, {classes[0]} = 0 and so on; give "
-        "their names, or the array class_names"
-    )
-    return labels
-
-
-def _labels(
-    given: np.ndarray, length: int, name: str, classes: Sequence[str], notes: list[str]
-) -> np.ndarray:
-    given = one_each(name, given, length)
-    if given.dtype.kind == "f":  # gaps make floating-point numbers of whole ones
-        given = np.array(["" if np.isnan(one) else cell_text(one) for one in given.tolist()])
-        if not any(one in classes for one in given) and all(map(_is_whole, given)):
-            given = np.array([int(one or -1) for one in given])
-    elif given.dtype.kind == "b":
-        given = given.astype(int)
-    if given.dtype.kind in "SU":
-        table = pandas.DataFrame({"label": given.astype(str)}).rename("row {}".format)
-        return _known(table, classes, notes)
-    if given.dtype.kind not in "iu":
-        raise TrainedModelError(
-            f"{name} is {given.dtype}; labels are whole numbers or names of classes"
-        )
-    labels = given.astype(np.int64)
-    unknown = np.flatnonzero((labels < -1) | (labels >= len(classes)))
-    if len(unknown):
-        rows = [f"row {row}" for row in unknown]
+    own = class_names is not None
+    names = list(map(cell_text, class_names.tolist())) if own else list(model.class_names)
+    if not own and names != list(map(str, range(len(names)))):
         notes.append(
-            f"{name}: {counted(len(unknown), 'label')} of no class that training knew, first "
-            f"{labels[unknown[0]]} in {rows[0]}; allowed are 0 to {len(classes) - 1}, and -1 for "
-            "none; all rows are predicted, and the accuracy leaves these out"
+            f"labels are numbers, taken as places among the classes, {names[0]} = 0 and so on; "
+            "give their names, or the array class_names"
         )
-    return np.where(np.isin(np.arange(length), unknown), -1, labels)
-
-
-def _is_whole(text: str) -> bool:
-    return text in ("", "-1") or text.isdecimal()
+    known = dict(enumerate(names)) | {-1: ""}
+    return [known.get(label, f"number {label}") for label in labels.tolist()]
 
 
 class _Said(NamedTuple):
@@ -309,19 +236,17 @@ def _labelled(path: Path, model: TrainedModel) -> list[tuple[Path, _Said]]:
     column = data.get("file_column") or "file"
     of_labels = data.get("label_column") or "label"
     of_clients = data.get("client_column") or _CLIENT
-    table, paths_column = find_table(path, listing, column)
+    table = find_table(path, column)
     found = {
-        name: _by_folders(folder, folder / name, model)
-        for name in listing.images
-        if path.is_dir() or table is None or paths_column != column
+        name: _by_folders(folder, folder / name, model) for name in listing.images if path.is_dir()
     }
-    if table is not None and paths_column == column:
+    if table is not None:
         cells = read_table(table)
         if column not in cells:
             raise TrainedModelError(f"{table}: {no_column(column, cells, ', of files')}")
         texts = as_text(cells[of_labels]) if of_labels in cells else [""] * len(cells)
         clients = named(as_text(cells[of_clients])) if of_clients in cells else None
-        there = by_cell(listing.images, folder)
+        there = {spelling(image): image for image in listing.images}
         found = {name: _Said("", one.client) for name, one in found.items()}
         for row, cell in enumerate(cells[column]):
             if (name := there.get(spelling(cell))) is not None:

@@ -11,7 +11,7 @@ import pytest
 from fedjax_ssl import cli, load_dataset, load_run
 from fedjax_ssl.encoding.encoders import encoder
 from fedjax_ssl.errors import ConfigNote
-from fedjax_ssl.trained.inputs import _labels, read_examples
+from fedjax_ssl.trained.inputs import read_examples
 from fedjax_ssl.trained.model import TrainedModelError
 
 OPTIONS = {
@@ -68,7 +68,7 @@ def test_the_column_says_who_has_a_row_and_old_labels_are_called_so(trained, pre
     summary = json.loads((folder / "run" / "summary.json").read_text())
     assert summary["test_accuracy"] > 0.8 and "sites_apart" not in summary
     code, rows, said = predict(table)
-    assert code == 0 and [row["input"] for row in rows] == table["patient"].tolist()
+    assert code == 0 and rows[1]["input"] == "new.csv, line 3"
     assert "clients     north (60), south (60)" in said
     right = [row["name"] == row["true_name"] for row in rows]
     assert np.mean(right) > 0.8
@@ -153,14 +153,14 @@ def test_arrays_say_who_has_them_and_what_they_are_called(trained, tmp_path):
     assert found.clients == ["north", "x"] and found.names == ["a", "b"]
 
 
-def test_an_index_names_rows_and_labels_have_any_type(trained, tmp_path):
+def test_labels_of_arrays_are_whole_numbers_or_names(trained, tmp_path):
     model = load_run(trained[0] / "run")
-    new = patients("north", 4, 3).drop(columns="patient")
-    new.index = ["p7", "p8", "p9", "p10"]
-    new.to_csv(tmp_path / "new.csv")
-    assert read_examples([tmp_path / "new.csv"], model).names == list(new.index)
-    notes = []
-    given = np.array([0.0, np.nan, 1.0, 5.0])
-    assert _labels(given, 4, "labels", ("ill", "well"), notes).tolist() == [0, -1, 1, -1]
-    assert "first 5 in row 3" in notes[0]
-    assert _labels(np.array([True, False]), 2, "labels", ("ill", "well"), []).tolist() == [1, 0]
+    inputs = np.ones((3, 2), np.float32)
+    for labels, read in (([0, -1, 1], [0, -1, 1]), (["well", "", "odd"], [1, -1, -1])):
+        np.savez(tmp_path / "x.npz", inputs=inputs, labels=labels)
+        found = read_examples([tmp_path / "x.npz"], model)
+        assert found.labels.tolist() == read
+    assert "label 'odd' of 1 example (row 2) is none of the classes" in found.notes[0]
+    np.savez(tmp_path / "x.npz", inputs=inputs, labels=[0.0, 1.0, 2.0])
+    with pytest.raises(TrainedModelError, match="labels are float64; they are whole numbers"):
+        read_examples([tmp_path / "x.npz"], model)

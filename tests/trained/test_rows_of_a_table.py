@@ -11,10 +11,14 @@ import pytest
 
 from fedjax_ssl import cli, load_dataset, load_run
 from fedjax_ssl.errors import ConfigNote
-from fedjax_ssl.trained.inputs import _as_in_texts
 
 HOSPITALS = ("north", "south", "west", "east")
-OPTIONS = {"label_column": "num", "client_column": "hospital", "missing": "median"}
+OPTIONS = {
+    "label_column": "num",
+    "client_column": "hospital",
+    "missing": "median",
+    "dates": ("seen",),
+}
 
 
 def write(path, rows, seed=0, hospitals=HOSPITALS):
@@ -40,7 +44,7 @@ def trained(tmp_path_factory):
     table = write(folder / "heart.csv", 200)
     arguments = [
         f"--data.{name}={value}"
-        for name, value in {**OPTIONS, "path": folder / "heart.csv"}.items()
+        for name, value in {**OPTIONS, "dates": "seen", "path": folder / "heart.csv"}.items()
     ]
     arguments += [
         "--data.left_out_client=east",
@@ -85,8 +89,9 @@ def test_rows_left_out_in_another_order_of_columns_are_predicted_as_in_the_run(t
     np.testing.assert_allclose(found, expected, atol=1e-6)
     with pytest.warns(ConfigNote, match=r"by column: chol \d+; filled in"):
         np.testing.assert_allclose(model.predict(east), expected, atol=1e-7)
-    assert "rows are named by column 'id'" in said
-    assert rows[0]["input"] == "0" and rows[0]["true_label"] == str(east["num"].iloc[0])
+    assert rows[0]["input"] == "new.csv, line 2" and rows[0]["true_label"] == str(
+        east["num"].iloc[0]
+    )
     own = list(csv.DictReader(io.StringIO((folder / "run" / "predictions.csv").read_text())))
     assert [row["network"] for row in own] == [row["name"] for row in rows]
     assert own[0]["input"] == f"heart.csv, line {east.index[0] + 2}"
@@ -119,22 +124,3 @@ def test_arrays_for_a_model_of_a_table_say_what_is_taken_by_place(trained, tmp_p
     said = capsys.readouterr().err
     assert "columns of an array have no names: they are taken as age, chest=a" in said
     assert "labels are numbers" not in said  # the classes are called 0 and 1
-    notes = []
-    texts = _as_in_texts(np.array([1, 3, -1]), ("1", "2", "3"), notes)
-    assert texts.tolist() == ["1", "3", "-1"] and not notes
-    assert _as_in_texts(np.array([0, 1]), ("neg", "pos"), notes).tolist() == [0, 1] and notes
-
-
-@pytest.mark.promise
-@pytest.mark.thorough
-def test_data_check_proposes_the_columns_and_what_is_missing(trained, tmp_path, capsys):
-    folder, _ = trained
-    assert cli.main(["data", "check", str(folder / "heart.csv"), "--root", str(tmp_path)]) == 0
-    said = capsys.readouterr().out
-    for option in (
-        "label_column=num",
-        "client_column=hospital",
-        "missing_marks=?",
-        "missing=median",
-    ):
-        assert f"--data.{option}" in said.replace("'", "")

@@ -4,21 +4,14 @@ labels by number.
 
 import dataclasses
 import re
-from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import numpy as np
 
 from fedjax_ssl.data.dataset import Dataset, Names, Reading, Split, in_one_form
-from fedjax_ssl.data.reading.names import (
-    MARKS,
-    named,
-    numbered,
-    numbered_groups,
-    rounded,
-)
+from fedjax_ssl.data.reading.names import MARKS, ROUNDED, named, numbered
 from fedjax_ssl.data.reading.problems import SHOWN, BadData, Findings, Place, some
 from fedjax_ssl.data.reading.proportions import read_proportions
 from fedjax_ssl.errors import counted
@@ -166,36 +159,33 @@ def read_columns(
     Returns:
         What the texts say.
     """
-    given = None if classes is None else [in_one_form(str(name)) for name in classes]
+    given = None if classes is None else tuple(in_one_form(str(name)) for name in classes)
     places = texts.index
-    cells = _cells(texts, given or (), marks, findings)
-    labels = cells.get("label", [""] * len(texts))
-    none = _words_for_none(texts.get("label", labels), labels)
-    y, class_names = _classes(labels, places, given, none, findings)
-    findings.notes += _of_several_labels(class_names)
+    cells = {
+        role: _cells(role, texts[role], given or (), marks, findings)
+        for role in ROLES
+        if role in texts
+    }
+    y, class_names = _classes(cells.get("label", [""] * len(texts)), places, given, findings)
     is_test = _split(cells.get("split", [""] * len(texts)), places, findings)
     client, client_names = numbered(cells["client"]) if "client" in cells else (None, None)
     if client is not None and len(nobody := np.flatnonzero(client < 0)):
-        words = _words_for_none(texts["client"], cells["client"])
-        marked = f"; {' and '.join(words)} means none: a client needs another name" * bool(words)
         findings.problems.append(
             f"{counted(len(nobody), 'example has', 'examples have')} no client "
-            f"({some(nobody, places)}); every example belongs to one{marked}"
+            f"({some(nobody, places)}); every example belongs to one"
         )
     sets = _sets(cells["set"], places, findings) if "set" in cells else None
     if sets is not None and client is None:
         findings.problems.append(
             "there are sets but no clients, which they belong to; add a column for the client"
         )
-    coarse = coarse_names = None
-    if "coarse" in cells:
-        coarse, coarse_names = numbered(cells["coarse"])
+    coarse, coarse_names = numbered(cells["coarse"]) if "coarse" in cells else (None, None)
     if coarse_names is not None and len(coarse_names) < 2:
         found = counted(len(coarse_names), "coarse class is", "coarse classes are")
         findings.problems.append(f"{found} there; at least two are needed")
-    group = None
-    if "group" in cells:
-        group = numbered_groups(cells["group"], cells.get("client"), findings)
+    group = numbered(cells["group"])[0] if "group" in cells else None
+    if "group" in cells and "client" in cells:
+        findings.notes += at_several_clients(cells["group"], cells["client"])
     names = np.array(places, object)
     return Columns(
         y, class_names, client, client_names, is_test, sets, coarse, coarse_names, names, group
@@ -203,86 +193,85 @@ def read_columns(
 
 
 def _cells(
-    texts: "pandas.DataFrame", classes: Sequence[str], marks: Collection[str], findings: Findings
-) -> dict[str, list[str]]:
-    """Write the names of every role in one form, and say what is taken as none."""
-    cells = {}
-    for role, what in ROLES.items():
-        if role not in texts:
-            continue
-        told = texts[role].tolist()
-        cells[role] = named(told, marks, classes if role == "label" else ())
-        if role in ("label", "client", "group"):
-            findings.problems += rounded(what, dict.fromkeys(told))
-        spelt: dict[str, list[str]] = {}
-        for text, cell in dict.fromkeys(zip(told, cells[role], strict=True)):
-            spelt.setdefault(cell, []).append(text)
-        findings.notes += [
-            f"the {what} {cell} is written in several ways, as {' and '.join(texts)}"
-            for cell, texts in spelt.items()
-            if cell and len(texts) > 1
-        ][:SHOWN]
-        pairs = zip(told, cells[role], strict=True)
-        for text, count in Counter(text for text, cell in pairs if text and not cell).items():
-            number = counted(count, f"{what} is", f"{what}s are")
-            hint = ""
-            if role == "label" and not classes:
-                known = ",".join((text, *numbered(cells[role])[1][:SHOWN]))
-                hint = f"; if it is a class, name all classes: data.classes={known}"
-            findings.notes.append(f"{number} {text}, taken as no {what}{hint}")
+    role: str,
+    texts: "pandas.Series",
+    classes: Sequence[str],
+    marks: Collection[str],
+    findings: Findings,
+) -> list[str]:
+    """Write the names of a role in one form; say what lost digits, is spelt in several ways, or is
+    taken as none.
+    """
+    import pandas
+
+    what = ROLES[role]
+    cells = named(texts.tolist(), marks, classes if role == "label" else ())
+    counts = pandas.DataFrame({"cell": cells, "text": texts.tolist()}).value_counts(sort=False)
+    spelt = counts.reset_index().groupby("cell")["text"].agg(list)
+    findings.problems += [
+        f"a {what} is written {text}: a number that was rounded, so that several may have become "
+        "one; save such numbers as text or as whole numbers"
+        for text in texts.unique()
+        if role in ("label", "client", "group") and re.fullmatch(ROUNDED, text)
+    ][:1]
+    findings.notes += [
+        f"the {what} {cell} is written in several ways, as {' and '.join(ways)}"
+        for cell, ways in spelt.items()
+        if cell and len(ways) > 1
+    ][:SHOWN]
+    for text in filter(None, spelt.get("", [])):
+        hint = ""
+        if role == "label" and not classes:
+            known = ",".join((text, *numbered(cells)[1][:SHOWN]))
+            hint = f"; if it is a class, name all classes: data.classes={known}"
+        number = counted(int(counts["", text]), f"{what} is", f"{what}s are")
+        findings.notes.append(f"{number} {text}, taken as no {what}{hint}")
     return cells
-
-
-def _words_for_none(texts: Iterable[str], cells: Iterable[str]) -> Names:
-    """List the different words that were taken as none."""
-    pairs = zip(texts, cells, strict=True)
-    return tuple(dict.fromkeys(text for text, cell in pairs if text and not cell))
 
 
 def _classes(
     labels: Sequence[str],
     places: Sequence[str],
-    classes: Sequence[str] | None,
-    none: Names,
+    classes: Names | None,
     findings: Findings,
 ) -> tuple[np.ndarray, Names]:
-    """Give numbers to labels; `none` are the words that were taken as no label."""
     if classes is None:
         y, names = numbered(labels)
         if len(names) < 2:
             found = f"only one class ({names[0]})" if names else "no labelled example"
-            found += f" beside {', '.join(none)}, taken as no label" * bool(none)
             findings.problems.append(
                 f"there is {found}, but a classifier needs at least two classes; label examples "
                 "of others too, or name all classes: data.classes=a,b"
             )
         return y, names
-    names = tuple(classes)
-    if len(set(names)) < max(len(names), 2):
+    if len(set(classes)) < max(len(classes), 2):
         findings.problems.append(
-            f"data.classes={','.join(names)}; give at least two names, each once"
+            f"data.classes={','.join(classes)}; give at least two names, each once"
         )
-    number = {"": -1} | {name: place for place, name in enumerate(names)}
+    number = {"": -1} | {name: place for place, name in enumerate(classes)}
     for label in dict.fromkeys(label for label in labels if label not in number):
         rows = _rows_of(label, labels)
         findings.problems.append(
             f"label {label!r} of {counted(len(rows), 'example')} ({some(rows, places)}) is none "
-            f"of the classes.{did_you_mean(label, names)} Classes: {', '.join(names)}"
+            f"of the classes.{did_you_mean(label, classes)} Classes: {', '.join(classes)}"
         )
-    return np.array([number.get(label, -1) for label in labels], np.int32), names
+    return np.array([number.get(label, -1) for label in labels], np.int32), classes
 
 
-def _of_several_labels(names: Names) -> list[str]:
-    """Find a class that is several labels in one cell: a sentence, or none."""
-    parts = {name: re.split(r"\s*[|;,+&]\s*", name.strip("[]")) for name in names}
-    for name, found in parts.items():
-        if name.startswith("[") or (len(found) > 1 and all(found) and parts.keys() & found):
-            return [
-                f"class {name!r} is of several labels and counts as one of its own; an example "
-                "has one label here: keep that which is to be learnt, or make a column for each "
-                "label and train a run by each (data.label_column)"
-            ]
-    return []
+def at_several_clients(groups: Sequence[str], clients: Sequence[str]) -> list[str]:
+    """Say that groups (patients) have examples at several clients: a sentence or none."""
+    import pandas
+
+    pairs = pandas.DataFrame({"group": groups, "client": clients}).drop_duplicates()
+    times = pairs.loc[pairs["group"] != "", "group"].value_counts()
+    if not (shared := times[times > 1].index).size:
+        return []
+    return [
+        f"{len(shared):,} of {len(times):,} groups (patients), such as {min(shared)}, are of "
+        "several clients, and held out at all of them at once; if they are other patients at each "
+        "client, write the client into their names: table['group'] = table['client'] + ' ' + "
+        "table['group'].astype(str)"
+    ]
 
 
 def _rows_of(text: str, texts: Sequence[str]) -> list[int]:

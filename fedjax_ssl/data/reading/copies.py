@@ -9,7 +9,6 @@ import numpy as np
 from fedjax_ssl.data.dataset import Dataset, distinct
 
 MOST = 1 << 32  # bytes of inputs that are looked through
-_BLOCK = 1 << 22  # bytes at once
 
 
 def keep_copies_together(dataset: Dataset) -> Dataset:
@@ -40,9 +39,12 @@ def keep_copies_together(dataset: Dataset) -> Dataset:
             "of examples"
         )
         return replace(dataset, extra={**dataset.extra, "notes": notes})
-    first = _first_copies(inputs)
-    # in the order in which they appear
-    number = (np.cumsum(first == np.arange(len(first))) - 1)[first]
+    import pandas
+
+    contents = [hash(row.tobytes()) for array in inputs for row in array]
+    # copies have one number, in the order in which they appear
+    number = pandas.factorize(np.array(contents))[0]
+    first = np.unique(number, return_index=True)[1][number]
     copies = np.flatnonzero(first[: len(train)] != np.arange(len(train)))
     original = first[copies]
     if len(copies):
@@ -50,7 +52,9 @@ def keep_copies_together(dataset: Dataset) -> Dataset:
             f"example {row[0]}" if train.names is None else train.names[row[0]]
             for row in (copies, original)
         )
-        differ = _other_labels(train.y, first[: len(train)])
+        frame = pandas.DataFrame({"copy": number[: len(train)], "label": train.y})
+        labels_of = frame[train.y >= 0].groupby("copy")["label"]
+        differ = int((labels_of.transform("first") != frame["label"][train.y >= 0]).sum())
         apart = 0 if group is None else int((group[copies] != group[original]).sum())
         what = "rows" if train.x.ndim == 2 else "images"
         labels = f", and {differ:,} of them have another label" if differ else ""
@@ -68,40 +72,3 @@ def keep_copies_together(dataset: Dataset) -> Dataset:
             f"{again:,} of {len(test):,} test examples are training examples too, to the bit"
         )
     return replace(dataset, train=train, test=test, extra={**dataset.extra, "notes": notes})
-
-
-def _other_labels(labels: np.ndarray, first: np.ndarray) -> int:
-    """Count labelled examples whose label is not that of the first labelled copy of theirs."""
-    rows = np.flatnonzero(labels >= 0)
-    _, place, copy_of = np.unique(first[rows], return_index=True, return_inverse=True)
-    return int((labels[rows] != labels[rows[place]][copy_of]).sum())
-
-
-def _first_copies(arrays: list[np.ndarray]) -> np.ndarray:
-    """Return the first example that each one is equal to, over all arrays; its own number where it
-    is no copy.
-    """
-    sums = np.concatenate([_row_sums(array) for array in arrays])
-    order = np.argsort(sums)
-    equal = np.diff(sums[order]) == 0
-    first = np.arange(len(sums))
-    seen = dict[int, int]()
-    for row in np.union1d(order[1:][equal], order[:-1][equal]).tolist():  # only these can be copies
-        array, at = (arrays[0], row) if row < len(arrays[0]) else (arrays[1], row - len(arrays[0]))
-        first[row] = seen.setdefault(hash(array[at].tobytes()), row)
-    return first
-
-
-def _row_sums(array: np.ndarray) -> np.ndarray:
-    """Return a number for every row, equal for equal rows: its bytes as whole numbers, times random
-    factors.
-    """
-    size = array[0].nbytes
-    width = next(width for width in (8, 4, 2, 1) if size % width == 0)
-    factors = np.random.default_rng(0).integers(1, 1 << 63, size // width, dtype=np.uint64)
-    rows = max(_BLOCK // size, 1)
-    blocks = (array[start : start + rows] for start in range(0, len(array), rows))
-    words = (
-        np.ascontiguousarray(block).reshape(len(block), -1).view(f"u{width}") for block in blocks
-    )
-    return np.concatenate([block.astype(np.uint64) @ factors for block in words])

@@ -3,7 +3,6 @@ prediction alike.
 """
 
 import dataclasses
-import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -12,8 +11,8 @@ from jaxtyping import Bool, Float, Int
 
 from fedjax_ssl.data.dataset import Names, Reading, in_one_form
 from fedjax_ssl.data.reading.names import MARKS, as_cells, numbered
-from fedjax_ssl.data.reading.problems import SHOWN, Findings, some
-from fedjax_ssl.data.reading.tables import BEYOND, COMMA, as_numbers, as_text, no_column
+from fedjax_ssl.data.reading.problems import Findings, some
+from fedjax_ssl.data.reading.tables import as_numbers, as_text, no_column
 
 if TYPE_CHECKING:  # takes long to import
     import pandas
@@ -23,7 +22,7 @@ FAR = 1e3  # deviations from 0 to the mean, from which on single precision would
 MOST_LEVELS = 50  # words that are one-hot encoded by default
 SCARCE = 0.2  # share of examples, of which fewer have a value in a column that is nearly empty
 FEW = 30  # examples, of which fewer may be in any order by chance
-DATES = ("ISO8601", "%d.%m.%Y", "%d/%m/%Y", "%m/%d/%Y")
+ISO = "ISO8601"  # the form of dates by default, as `pandas.to_datetime` names it
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,12 +41,12 @@ class Feature:
     # ^ stands in for a missing cell, where `TableReading.missing` is median: that of the training
     # examples; place of the most frequent word
 
-    def values(self, cells: Sequence[str]) -> Float[np.ndarray, " n"]:
+    def values(self, cells: Sequence[str], decimal: str = ".") -> Float[np.ndarray, " n"]:
         """Read cells as numbers, words as places among the levels; NaN where a cell is missing
         or does not fit.
         """
         if self.kind == "number":
-            return as_numbers(cells)
+            return as_numbers(cells, decimal)
         if self.kind == "date":
             return _days(cells, self.form)
         places = {level: place for place, level in enumerate(self.levels)}
@@ -63,6 +62,9 @@ class TableReading(Reading):
     marks: Names = MARKS  # stand for missing cells, beside empty ones
     codes: Names = ()  # columns of numbers that are one-hot encoded as words are
     max_levels: int = MOST_LEVELS  # words that a column may hold
+    dates: Names = ()  # columns of dates
+    date_format: str = ISO  # how these are written, as `pandas.to_datetime` takes it
+    decimal: str = "."  # what stands between whole number and fraction
     features: tuple[Feature, ...] = ()  # columns that are inputs, in their order
     # client -> what stands in for its missing cells, by feature, where inputs are standardized by
     # client; None: it has no value in training, and all its cells are like missing ones
@@ -126,12 +128,10 @@ class TableReading(Reading):
                 findings.problems.append(no_column(feature.name, table))
                 continue
             cells = as_cells(as_text(table[feature.name]), self.marks)
-            values = feature.values(cells)
+            values = feature.values(cells, self.decimal)
             gap = np.array(cells) == ""
             if len(wrong := np.flatnonzero(np.isnan(values) & ~gap)):
                 self._tell(feature, cells[wrong[0]], some(wrong, table.index), findings)
-            elif feature.kind == "number" and any("," in cell for cell in cells):
-                findings.notes.append(f"a comma is taken as the decimal point in {feature.name}")
             if gap.any():
                 gaps[feature.name] = gap
             values = self._filled(place, values, gap, whose, findings)[:, None]
@@ -173,20 +173,14 @@ class TableReading(Reading):
         if feature.kind == "words":
             findings.notes.append(f"{told}is no word that training knew; its inputs are 0 there")
             return
-        remedy = (
-            f"mend it, or train with data.missing_marks={','.join((*self.marks, cell))} where it "
-            f"means a missing one, with data.codes={feature.name} for a one-hot encoding, or "
+        kind = f"date of the form {feature.form}" if feature.kind == "date" else "number"
+        marks = ",".join((*self.marks, cell))
+        findings.problems.append(
+            f"{told}is no {kind}; write one there, or, for the whole column, "
+            f"data.missing_marks={marks} (it means a missing one), data.codes={feature.name} (an "
+            f"input for each word), data.dates={feature.name}, data.decimal=, or "
             f"data.ignore={feature.name}"
         )
-        if re.fullmatch(COMMA, cell):
-            remedy = "write decimals with a point, and thousands without a comma"
-        if re.fullmatch(BEYOND, cell):
-            remedy = (
-                "it says that the value is beyond a limit: write a number there, such as the limit "
-                f"or half of it, or leave the column out with data.ignore={feature.name}"
-            )
-        kind = "number" if feature.kind == "number" else f"date like the others ({feature.form})"
-        findings.problems.append(f"{told}is no {kind}; {remedy}")
 
     def _used(
         self, gaps: dict[str, np.ndarray], table: "pandas.DataFrame", findings: Findings
@@ -195,13 +189,10 @@ class TableReading(Reading):
         full = ~np.any([*gaps.values(), np.zeros(len(table), bool)], axis=0)
         if full.all():
             return full
-        marks = {
-            text or "empty" for name, gap in gaps.items() for text in as_text(table[name][gap])
-        }
         told = (
-            f"{(~full).sum():,} of {len(table):,} rows have missing cells "
-            f"({', '.join(sorted(marks)[:SHOWN])}), first {table.index[full.argmin()]}; by "
-            f"column: {', '.join(f'{name} {gap.sum():,}' for name, gap in gaps.items())}"
+            f"{(~full).sum():,} of {len(table):,} rows have missing cells, first "
+            f"{table.index[full.argmin()]}; by column: "
+            f"{', '.join(f'{name} {gap.sum():,}' for name, gap in gaps.items())}"
         )
         if self.missing == "refuse" or not (self.missing == "median" or full.any()):
             findings.problems.append(
@@ -251,7 +242,7 @@ def fit(
     for name in names:
         cells = as_cells(as_text(table[name]), reading.marks)
         feature = kind_of(name, np.array(cells, object)[train].tolist(), reading, findings)
-        values = feature.values(cells)
+        values = feature.values(cells, reading.decimal)
         known = values[train & np.isfinite(values)]
         if reading.missing == "median" and 0 < len(known) < SCARCE * train.sum():
             scarce.append(f"{name} ({len(known):,} of {train.sum():,})")
@@ -312,59 +303,40 @@ def rows_of(clients: Sequence[Any]) -> dict[Any, Int[np.ndarray, " m"]]:
 
 
 def kind_of(name: str, cells: Sequence[str], reading: TableReading, findings: Findings) -> Feature:
-    """Tell numbers, dates and words apart; a few cells that are no numbers do not make words of
-    the others.
+    """Tell numbers, dates and words apart: a column that the options name holds codes or dates, one
+    without a single number holds words.
     """
     present = [cell for cell in cells if cell]
-    if name not in reading.codes:
-        odd = np.isnan(as_numbers(present))
-        if not odd.all():
-            strays = np.flatnonzero(odd)
-            odd[strays] = [re.fullmatch(BEYOND, present[row]) is None for row in strays]
-        if 2 * odd.sum() <= len(present):
-            return Feature(name)
-        forms = [form for form in DATES if np.isfinite(_days(present, form)).all()]
-        if len(forms) > 1:
-            findings.problems.append(
-                f"column {name!r} holds dates that may be day/month or month/day, such as "
-                f"{present[0]!r}; write them as 2020-12-31, or leave the column out with "
-                f"data.ignore={name}"
-            )
-        if forms:
-            return Feature(name, "date", forms[0])
+    if name in reading.dates:
+        return Feature(name, "date", reading.date_format)
+    numbers = np.isfinite(as_numbers(present, reading.decimal))
+    if name not in reading.codes and (numbers.any() or not present):
+        return Feature(name)
     _, levels = numbered([in_one_form(cell) for cell in present])
     once = len(levels) == len(present)
     if len(levels) > reading.max_levels or (once and len(present) >= FEW):
         most = "each of them once" if once else f"more than data.max_levels={reading.max_levels}"
         findings.problems.append(
             f"column {name!r} holds {len(levels):,} different words, such as {present[0]!r}, "
-            f"{most}, too many for a one-hot encoding; leave it out with data.ignore={name}"
+            f"{most}, too many for an input each; leave it out with data.ignore={name}, or say "
+            f"what it is: data.dates={name} (with data.date_format), data.client_column={name}, "
+            f"data.group_column={name}"
         )
     return Feature(name, "words", levels=levels)
 
 
-def identifiers(
-    names: Sequence[str], x: Float[np.ndarray, "n features"], labels: Int[np.ndarray, " n"]
-) -> list[str]:
-    """Find inputs that differ in every example and are sorted as these are, or as their classes:
-    a sentence each.
+def identifiers(names: Sequence[str], x: Float[np.ndarray, "n features"]) -> list[str]:
+    """Find inputs that differ in every example and rise or fall from each to the next, a sentence
+    each.
     """
-    found = []
-    for name, values in zip(names, x.T, strict=True):
-        # Most inputs repeat a value among the first ones already.
-        if len(np.unique(values[:FEW])) < FEW or len(np.unique(values)) < len(values):
-            continue
-        steps = np.diff(values)
-        classes = len(np.unique(labels))
-        blocks = 1 + np.count_nonzero(np.diff(labels[np.argsort(values)]))
-        integers = (values == np.rint(values)).all()
-        if (steps > 0).all() or (steps < 0).all() or (integers and 1 < classes == blocks < FEW):
-            found.append(
-                f"{name!r} differs in every example and is sorted as these or their classes are: "
-                "an identifier says nothing about new examples; leave it out (of a table with "
-                f"data.ignore={name})"
-            )
-    return found
+    steps = np.diff(x, axis=0)
+    sorted_too = (steps > 0).all(axis=0) | (steps < 0).all(axis=0)
+    return [
+        f"{names[column]!r} differs in every example and is sorted as these are: an identifier "
+        "says nothing about new examples; leave it out (of a table with "
+        f"data.ignore={names[column]})"
+        for column in np.flatnonzero(sorted_too & (len(x) >= FEW))
+    ]
 
 
 def _days(cells: Sequence[str], form: str) -> Float[np.ndarray, " n"]:

@@ -1,10 +1,9 @@
-"""Image files of any kind that Pillow or pydicom reads, as arrays of one shape; others are left
-out and counted.
+"""Image files as arrays of one shape, by Pillow: 8 bits in grey or RGB, and 16 bits in grey. Files
+of other kinds are refused, damaged ones are left out and counted.
 """
 
 import dataclasses
 import hashlib
-import importlib
 import io
 import math
 import os
@@ -13,8 +12,8 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from pathlib import Path, PurePosixPath
-from typing import Annotated, Any, Literal, NamedTuple
+from pathlib import Path
+from typing import Annotated, Literal, NamedTuple
 
 import numpy as np
 from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
@@ -22,30 +21,50 @@ from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 from fedjax_ssl.checks import Whole
 from fedjax_ssl.data.dataset import Reading
 from fedjax_ssl.data.reading.formats import DAMAGED
-from fedjax_ssl.data.reading.problems import Findings
-from fedjax_ssl.errors import counted, how_to_install
+from fedjax_ssl.data.reading.problems import SHOWN, Findings
+from fedjax_ssl.errors import counted
 
 Fit = Literal["crop", "stretch", "pad"]
-# "deep": grey with more than 8 bits, signed or floating-point
-Kind = Literal["grey", "colour", "deep"]
+Kind = Literal["grey", "colour", "deep"]  # "deep": grey with 16 bits
 Side = Annotated[int | None, Whole(1)]  # side of square images in pixels
 Channels = Literal[1, 3] | None  # grey or colour
 Levels = tuple[float, float] | None  # values that become 0 and 255
 SIZE = 64  # side of the images where they differ in size
-GREY = ("1", "L", "LA", "La")
-PALETTE = ("P", "PA")
-DEEP = ("I;16", "I;16B", "I;16L", "I;16N", "I", "F")
-DICOM = b"DICM"  # in bytes 128 to 131 of a file
+# Pillow's name for the kind of pixels -> ours
+KINDS: dict[str, Kind] = {
+    "1": "grey",
+    "L": "grey",
+    "RGB": "colour",
+    "I;16": "deep",
+    "I;16B": "deep",
+    "I;16L": "deep",
+    "I;16N": "deep",
+}
 TURNED = range(5, 9)  # values of EXIF's orientation that swap height and width
 # Pillow would start Ghostscript, or ask Windows, for these.
 EXTERNAL = ("EPS", "WMF")
+# What makes a file of each kind that is refused one that is read, in Python.
+_SIXTEEN = "Image.fromarray(numpy.clip({}, 0, 65535).astype('uint16')).save('new.png')"
+MENDED = {
+    "with a palette, transparency or another space of colours": (
+        "Image.open(file).convert('RGB').save('new.png')"
+    ),
+    "with signed, negative or floating-point values": _SIXTEEN.format(
+        "numpy.asarray(Image.open(file)) + 1024"
+    ),
+    "of several pages": (
+        "[page.save(f'page{i}.png') for i, page in "
+        "enumerate(ImageSequence.Iterator(Image.open(file)))]"
+    ),
+    "of DICOM": _SIXTEEN.format("pydicom.dcmread(file).pixel_array"),
+}
+_COLOURS, _SIGNED, _PAGES, _DICOM = MENDED
 
 
 class Listing(NamedTuple):
     """The files of a folder and the folders in it."""
 
-    images: tuple[str, ...]
-    # ^ paths below the folder with "/", sorted; judged by the ending, DICOM by its mark
+    images: tuple[str, ...]  # paths below the folder with "/", sorted; judged by the ending
     others: Counter[str]  # endings of the other files
     digest: str  # SHA-256 of paths, lengths and times of change of all files
 
@@ -67,12 +86,8 @@ class Facts(NamedTuple):
     """The head of an image file."""
 
     size: tuple[int, int]  # width and height in pixels, as it is shown
-    mode: str  # Pillow's name for the kind of its pixels
     kind: Kind
-    pages: int
-    lowest: float  # value of "deep" images
-    highest: float
-    cut: bool  # several channels with more than 8 bits, of which Pillow gives the upper 8
+    highest: float  # value of "deep" images
 
 
 class Pictures(NamedTuple):
@@ -85,14 +100,15 @@ class Pictures(NamedTuple):
 
 
 def image_endings() -> frozenset[str]:
-    """List the endings of image files that are read, in small letters."""
+    """List the endings of image files that are read, or refused, in small letters."""
     Image.init()
-    return frozenset(ending for ending, kind in Image.EXTENSION.items() if kind in _formats())
+    known = (ending for ending, kind in Image.EXTENSION.items() if kind in _formats())
+    return frozenset((*known, ".dcm"))
 
 
 def is_image(file: Path) -> bool:
-    """Tell whether a file is read as an image: by its ending, or by the mark of DICOM."""
-    return file.suffix.lower() in image_endings() or _is_dicom(file)
+    """Tell by its ending whether a file is read as an image."""
+    return file.suffix.lower() in image_endings()
 
 
 def _formats() -> list[str]:
@@ -130,7 +146,7 @@ def list_images(folder: Path) -> Listing:
     for path, size, changed in sorted(found):
         digest.update(f"{path}\0{size}\0{changed}\n".encode("utf-8", "surrogateescape"))
         ending = os.path.splitext(path)[1].lower()
-        if ending in endings or _is_dicom(folder / path):
+        if ending in endings:
             images.append(path)
         else:
             others[ending if ending and is_text(ending) else "without an ending"] += 1
@@ -145,31 +161,8 @@ def is_text(name: str) -> bool:
 
 
 def spelling(path: str) -> str:
-    """Spell a path in one way: accents as one letter, "/" between folders, no "./" in front."""
-    return unicodedata.normalize("NFC", path.replace("\\", "/")).removeprefix("./")
-
-
-def by_cell(images: Sequence[str], folder: Path) -> dict[str, str]:
-    """Give each image by what a cell of a table may call it: its path in the folder, with the
-    folder's name or from the root on, or a file name that no other has; all also without ending.
-
-    Args:
-        images: paths below the folder.
-        folder: the folder.
-    """
-    paths = [PurePosixPath(spelling(image)) for image in images]
-    root = folder.absolute()
-    above = [PurePosixPath(spelling(one)) for one in ("", root.name, root.as_posix())]
-    found: dict[str, str] = {}
-    for calls in (
-        [path.name for path in paths],
-        *([str(place / path) for path in paths] for place in above),
-    ):
-        for call in ([str(PurePosixPath(one).with_suffix("")) for one in calls], calls):
-            times = Counter(call)
-            pairs = zip(call, images, strict=True)
-            found |= {one: image for one, image in pairs if times[one] == 1}
-    return found
+    """Write the accents of a path in one way, whatever the system that it comes from."""
+    return unicodedata.normalize("NFC", path)
 
 
 def read_images(
@@ -188,26 +181,24 @@ def read_images(
     Args:
         files: [m] where they lie, or their content.
         names: [m], what messages call them.
-        findings: what was skipped is a note; that nothing is left, or that it does not fit into
-            memory, a problem.
+        findings: what was skipped is a note; files of kinds that are not read, that nothing is
+            left, or that it does not fit into memory, a problem.
         size: side of the square images; by default the images' own where all have the same, else
             64.
         channels: 1 (grey) or 3 (colour); by default 3 if an image is in colour.
         fit: "crop": the largest part in the middle. "stretch": all of it, whatever the shape.
             "pad": all of it, with black borders. "square": as "crop", cut at whole pixels.
-        levels: values of "deep" images that are shown as black and white; by default 0, or the
-            lowest where one is negative, and the smallest 2^b - 1 that none exceeds, or the highest
-            where some are negative or floating-point.
+        levels: values of "deep" images that are shown as black and white; by default 0 and the
+            smallest 2^b - 1 that none exceeds.
         fitted: [m], images whose values choose black and white; by default all.
 
     Returns:
-        The images that can be used, and how they were read. Turned as their EXIF data say, the
-        first page of several, without transparency.
+        The images that can be used, and how they were read; turned as their EXIF data say.
 
     Raises:
         ValueError: black is not below white.
     """
-    facts = _heads(files)
+    facts = _heads(files, names, findings)
     known = [one for one in facts if isinstance(one, Facts)]
     height, width, depth = _shape(known, size, channels, findings)
     chosen = known
@@ -230,7 +221,7 @@ def read_alike(
         findings: as for `read_images`.
         reading: how the images before were read.
     """
-    found = _decoded(files, names, _heads(files), reading, findings)
+    found = _decoded(files, names, _heads(files, names, findings), reading, findings)
     if other := sum(facts.size != (reading.width, reading.height) for facts in found.facts):
         ways = {"pad": "padded", "stretch": "stretched"}
         findings.notes.append(
@@ -240,7 +231,7 @@ def read_alike(
     words: dict[Kind, str] = {
         "grey": "in grey",
         "colour": "in colour",
-        "deep": "with more than 8 bits",
+        "deep": "with 16 bits",
     }
     for kind, count in Counter(facts.kind for facts in found.facts).items():
         if kind not in reading.kinds:
@@ -267,13 +258,14 @@ def _decoded(
             f"{reading.channels} take {needed / 1e9:,.0f} GB, more than this machine has; give a "
             f"smaller size than {max(shape[:2])}"
         )
+    if findings.problems:
         return Pictures(np.empty((0, *shape), np.uint8), np.empty(0, int), reading)
 
     def decode(row: int) -> np.ndarray | str:
         if isinstance(head := facts[row], str):
             return head
         if head.kind == "deep" and reading.levels is None:
-            return f"with pixels of mode {head.mode!r} and not of 8 bits a channel, as in training"
+            return "with 16 bits, and not of 8 as in training"
         try:
             with _opened(files[row]) as image:
                 return shown(image, shape, reading.fit, reading.levels)
@@ -282,24 +274,12 @@ def _decoded(
 
     x, rows = read_each(decode, names, shape, findings)
     used = tuple(one for row in rows if isinstance(one := facts[row], Facts))
-    if pages := sum(one.pages > 1 for one in used):
-        findings.notes.append(f"images of several pages, of which the first is read: {pages:,}")
-    if palettes := sum(one.mode in PALETTE and one.kind == "colour" for one in used):
-        findings.notes.append(
-            f"images with a palette, whose colours are read and not the numbers: {palettes:,}"
-        )
-    if cut := sum(one.cut for one in used):
-        findings.notes.append(
-            f"images of several channels with 16 bits, of which the upper 8 are read: {cut:,}"
-        )
-    black, white = reading.levels or (0, 0)
-    deep = (one for one in used if one.kind == "deep")
-    beyond = [one for one in deep if not black <= one.lowest <= one.highest <= white]
+    white = reading.levels[1] if reading.levels else 0
+    beyond = [one.highest for one in used if one.kind == "deep" and one.highest > white]
     if beyond:
-        lowest, highest = _extremes(beyond)
         findings.notes.append(
-            f"images with values below {black:,g} or above {white:,g}, which are shown as black "
-            f"or white: {len(beyond):,}, from {lowest:,g} to {highest:,g}"
+            f"images with values above {white:,g}, which are shown as white: {len(beyond):,}, up "
+            f"to {max(beyond):,g}"
         )
     return Pictures(x, rows, reading, used)
 
@@ -351,72 +331,50 @@ def read_each(
     return x if len(rows) == len(x) else x[rows], rows
 
 
-def _is_dicom(file: Path) -> bool:
-    try:
-        with file.open("rb") as content:
-            return content.read(132)[128:] == DICOM
-    except OSError:  # said where it is read
-        return False
-
-
 def _opened(file: Path | bytes) -> Image.Image:
-    if isinstance(file, Path) and _is_dicom(file):
-        return _slice(file)
     return Image.open(io.BytesIO(file) if isinstance(file, bytes) else file, formats=_formats())
 
 
-def _slice(file: Path) -> Image.Image:
-    head = importlib.import_module("pydicom").dcmread(file)
-    values = in_units(head)
-    image: Any = Image.fromarray(values.astype(np.float32) if values.ndim == 2 else values)
-    image.n_frames = int(head.get("NumberOfFrames") or 1)
-    return image
-
-
-def in_units(head: Any) -> np.ndarray:
-    """Give the first frame of a DICOM file: in grey float64 [H, W] in the units of slope and
-    intercept, dark to bright.
-
-    Args:
-        head: what pydicom reads of it.
-    """
-    values: np.ndarray = importlib.import_module("pydicom.pixels").pixel_array(head, index=0)
-    if values.ndim > 2:
-        return values
-    if head.PhotometricInterpretation == "MONOCHROME1":  # from bright to dark
-        values = (0 if head.PixelRepresentation else 2**head.BitsStored) - 1.0 - values
-    with np.errstate(over="ignore", invalid="ignore"):  # refused where values have to be finite
-        return values * float(head.get("RescaleSlope", 1)) + float(head.get("RescaleIntercept", 0))
-
-
-def _heads(files: Sequence[Path] | Sequence[bytes]) -> list[Facts | str]:
+def _heads(
+    files: Sequence[Path] | Sequence[bytes], names: Sequence[str], findings: Findings
+) -> list[Facts | str]:
+    """Read the heads of all files, and refuse those of kinds that are not read."""
     Image.init()  # here, not by the threads
-    return in_threads(lambda row: _facts(files[row]), range(len(files)))
+    facts = in_threads(lambda row: _facts(files[row]), range(len(files)))
+    for kind, how in MENDED.items():
+        rows = [row for row, one in enumerate(facts) if one == kind]
+        if rows:
+            named = ", ".join(names[row] for row in rows[:SHOWN])
+            findings.problems.append(
+                f"{counted(len(rows), 'image')} {kind}: {named}{', ...' * (len(rows) > SHOWN)}; "
+                f"images have 8 bits in grey or RGB, or 16 bits in grey. In Python: {how}"
+            )
+    return facts
 
 
 def _facts(file: Path | bytes) -> Facts | str:
     """Read the head of a file, of "deep" images the range too, or say why it cannot be used."""
+    if isinstance(file, Path) and file.suffix.lower() == ".dcm":
+        return _DICOM
     try:
         if not (len(file) if isinstance(file, bytes) else file.stat().st_size):
             return "0 bytes"
         with _opened(file) as image:
-            mode = image.mode
+            if getattr(image, "n_frames", 1) > 1:
+                return _PAGES
+            if image.mode in ("I", "F"):
+                return _SIGNED
+            # several channels with 16 bits, of which Pillow gives the upper 8
+            if (kind := KINDS.get(image.mode)) is None or (
+                kind != "deep" and ";16" in str(getattr(image, "tile", ""))
+            ):
+                return _COLOURS
             size = image.size
-            pages = getattr(image, "n_frames", 1)
-            cut = mode not in DEEP and ";16" in str(getattr(image, "tile", ""))
             if size[0] != size[1] and image.getexif().get(ExifTags.Base.Orientation) in TURNED:
                 size = ImageOps.exif_transpose(image).size
-            if mode not in DEEP:
-                kind: Kind = "grey" if mode in GREY or _is_grey(image) else "colour"
-                return Facts(size, mode, kind, pages, 0, 255, cut)
-            values = np.asarray(image)
-            if not np.isfinite(values).all():
-                return "has values that are not finite"
-            return Facts(size, mode, "deep", pages, float(values.min()), float(values.max()), cut)
+            return Facts(size, kind, float(np.max(image)) if kind == "deep" else 255)
     except UnidentifiedImageError:
         return "no image, whatever its name says"
-    except ImportError as error:
-        return f"needs pydicom: {how_to_install('medical')} ({short(error)})"
     except DAMAGED as error:
         return f"cut short or damaged ({short(error)})"
 
@@ -424,14 +382,6 @@ def _facts(file: Path | bytes) -> Facts | str:
 def short(error: Exception) -> str:
     """Say in a line what an error is."""
     return " ".join(str(error).split())[:80] or type(error).__name__
-
-
-def _is_grey(image: Image.Image) -> bool:
-    """Tell whether an image with a palette has only grey in it."""
-    if image.mode not in PALETTE or not (palette := image.getpalette("RGB")):
-        return False
-    colours = np.array(palette).reshape(-1, 3)
-    return bool((colours == colours[:, :1]).all())
 
 
 def _shape(
@@ -463,10 +413,6 @@ def _memory() -> float:
         return float("inf")
 
 
-def _extremes(deep: Sequence[Facts]) -> tuple[float, float]:
-    return min(one.lowest for one in deep), max(one.highest for one in deep)
-
-
 def _levels(
     known: Sequence[Facts],
     chosen: Sequence[Facts],
@@ -476,28 +422,23 @@ def _levels(
     """Choose the values that become 0 and 255 by the "deep" images among the chosen: all keep
     one scale.
     """
-    deep = [one for one in known if one.kind == "deep"]
+    deep = [one.highest for one in known if one.kind == "deep"]
     if not deep:
         if given != (None, None):
             findings.notes.append(
                 "data.black and data.white have no effect: all images have 8 bits"
             )
         return None
-    chosen = [one for one in chosen if one.kind == "deep"] or deep
-    lowest, highest = _extremes(chosen)
-    black = min(lowest, 0.0) if given[0] is None else given[0]
-    white = given[1]
-    if white is None:
-        own = black < 0 or any(one.mode == "F" for one in chosen)
-        white = highest if own and highest > black else 2.0 ** max(int(highest).bit_length(), 8) - 1
+    highest = max([one.highest for one in chosen if one.kind == "deep"] or deep)
+    black = given[0] or 0.0
+    white = 2.0 ** max(int(highest).bit_length(), 8) - 1 if given[1] is None else given[1]
     if white <= black:
         raise ValueError(f"white is {white:,g} and black {black:,g}; white must be greater")
     others = len(known) - len(deep)
     kept = f"; the values of {counted(others, 'other')} are taken as they are" if others else ""
     findings.notes.append(
-        f"images with more than 8 bits, signed or floating-point values: {len(deep):,}, from "
-        f"{lowest:,g} to {highest:,g}; {black:,g} to {white:,g} become 0 to 255, or data.black to "
-        f"data.white{kept}"
+        f"images with 16 bits: {len(deep):,}, up to {highest:,g}; {black:,g} to {white:,g} become "
+        f"0 to 255, or data.black to data.white{kept}"
     )
     return black, white
 
@@ -526,7 +467,7 @@ def shown(
     """Show an image as uint8 [H, W, C]; `fit` and `levels` as for `read_images`."""
     height, width, channels = shape
     image = ImageOps.exif_transpose(image)
-    if image.mode in DEEP:
+    if KINDS.get(image.mode) == "deep":
         black, white = levels or (0, 255)
         values = np.asarray(image).astype(np.float32) - np.float32(black)
         image = Image.fromarray(

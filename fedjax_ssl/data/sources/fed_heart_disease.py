@@ -108,7 +108,7 @@ def _read(path: Path, findings: Findings) -> tuple[np.ndarray, np.ndarray, np.nd
     something is missing.
     """
     try:
-        table = read_table(path, findings, COLUMNS)
+        table = read_table(path, COLUMNS)
     except BadData as error:
         findings.problems += [
             f"{path.name}: {problem}; take UCI's processed.*.data" for problem in error.problems

@@ -18,7 +18,6 @@ from fedjax_ssl.data.reading.pictures import (
     Fit,
     Listing,
     Side,
-    by_cell,
     is_text,
     list_images,
     read_images,
@@ -102,20 +101,9 @@ def load_folder(
     folder = given if given.is_dir() else given.parent
     columns = {FILE: file_column, **options.columns()}
     listing = list_images(folder)
-    table, paths_column = find_table(given, listing, file_column)
-    listed = table
-    if table is not None and paths_column != file_column:
-        if layout == "auto" and file_column == FILE:
-            raise BadData(
-                given,
-                f"{table.name} has the images' paths in its column {paths_column!r}, and would "
-                f"not be read: give data.file_column={paths_column} (fedjax-ssl data check "
-                "proposes all columns), or data.layout=site/class (or class) to go by the "
-                "folders alone",
-            )
-        table = None
+    table = find_table(given, file_column)
     if table is None:
-        _check_without_table(given, columns)
+        _check_without_table(given, columns, layout)
     levels = (black, white)
     pictures: Any = {"size": size, "channels": channels, "fit": fit, "levels": levels}
 
@@ -130,12 +118,7 @@ def load_folder(
             )
         findings.stop(given)
         if table is None:
-            files, texts = _by_folders(folder, listing, layout, findings)
-            if listed is not None:
-                findings.notes.append(
-                    f"{listed.name} lists the images in its column {paths_column!r} and is not "
-                    "read, because data.layout is given"
-                )
+            files, texts = _by_folders(listing, layout, findings)
         else:
             files, texts = _by_table(table, listing, columns, findings)
             if given.is_dir():
@@ -164,78 +147,65 @@ def load_folder(
     return kept_for(root, "folder", folder, [layout, file_column, options, pictures], content, make)
 
 
-def _check_without_table(given: Path, columns: Mapping[str, str]) -> None:
-    """Refuse columns that the user names where no table is there that could have them.
+def _check_without_table(given: Path, columns: Mapping[str, str], layout: str) -> None:
+    """Refuse a folder whose tables would be passed over, and columns that no table has.
 
     Args:
         given: the folder.
         columns: name of the column of each role, and of the file.
+        layout: as the user gives it; of "auto", nobody says that the folders count.
 
     Raises:
-        BadData: some are not called as their role is.
+        BadData: says which tables there are.
     """
+    tables = [path for path in _tables(given) if path.suffix != ".txt"]
     named = [f"data.{role}_column={name}" for role, name in columns.items() if name != role]
-    if named:
-        tables = [
-            path for path in sorted(given.iterdir()) if is_table(path) and path.suffix != ".txt"
-        ]
+    if named or (tables and layout == "auto"):
         there = [f"{path.name} ({', '.join(read_table(path))})" for path in tables]
         raise BadData(
             given,
-            f"{named[0]} is given, but no table in it has a column {columns[FILE]!r} that names "
-            f"the images. Tables: {'; '.join(there) or 'none'}",
+            f"no table in it has a column {columns[FILE]!r} that names the images. Tables: "
+            f"{'; '.join(there) or 'none'}. Name the column as data.file_column=, or give "
+            "data.layout=site/class (or class) to go by the names of the folders",
         )
 
 
-def find_table(given: Path, listing: Listing, column: str) -> tuple[Path | None, str]:
-    """Find the one table of a folder of images that has a column for the file, and the name of this
-    column.
+def _tables(folder: Path) -> list[Path]:
+    paths = [path for path in sorted(folder.iterdir()) if not path.name.startswith(".")]
+    return [path for path in paths if is_table(path) and path.is_file()]
+
+
+def find_table(given: Path, column: str) -> Path | None:
+    """Find the one table of a folder of images that has a column for the file.
 
     Args:
         given: the folder, or the table itself.
-        listing: the images of the folder.
-        column: name of the column; of tables without it, one whose cells are mostly paths of images
-            is taken.
+        column: name of the column.
     """
     if not given.is_dir():
-        return given, column
-    there = by_cell(listing.images, given)
+        return given
     found = []
-    others = []
-    for path in sorted(given.iterdir()):
-        if is_table(path) and path.is_file() and not path.name.startswith("."):
-            try:
-                cells = read_table(path)
-                if any(spelling(name) in there for name in cells):
-                    raise BadData(
-                        path,
-                        "its first line names an image and not the columns; put a line above it, "
-                        "such as file,label,client",
-                    )
-                if column in cells:
-                    found.append(path)
-                for name in cells if there else ():
-                    if cells[name].map(lambda cell: spelling(str(cell)) in there).mean() > 0.5:
-                        others.append((path, name))
-            except BadData as error:
-                # A broken table is said to be one only where its name promises to be the one.
-                if path.suffix.lower() == ".csv":
-                    raise BadData(
-                        path, [*error.problems, "move it away if it does not describe the images"]
-                    ) from error
+    for path in _tables(given):
+        try:
+            if column in read_table(path):
+                found.append(path)
+        except BadData as error:
+            # A broken table is said to be one only where its name promises to be the one.
+            if path.suffix.lower() == ".csv":
+                raise BadData(
+                    path, [*error.problems, "move it away if it does not describe the images"]
+                ) from error
     if len(found) > 1:
         named = ", ".join(path.name for path in found)
         raise BadData(
             given,
             f"has {len(found)} tables with a column {column!r}: {named}; give one of them as path",
         )
-    if found:
-        return found[0], column
-    return others[0] if others else (None, column)
+    return found[0] if found else None
 
 
 def _by_folders(
-    folder: Path, listing: Listing, layout: str, findings: Findings
+    listing: Listing, layout: str, findings: Findings
 ) -> tuple[Sequence[str], "pandas.DataFrame"]:
     """Read labels, clients and splits of images from the names of their folders."""
     files = listing.images
@@ -319,7 +289,7 @@ def _by_table(
         findings.notes.append(
             f"{path.name} has no column {columns['label']!r}: no image has a label"
         )
-    there = by_cell(listing.images, path.parent)
+    there = {spelling(image): image for image in listing.images}
     texts["file"] = texts["file"].map(lambda cell: there.get(spelling(cell), cell))
     missing = texts[~texts["file"].isin(listing.images)]
     if len(missing):
@@ -331,10 +301,7 @@ def _by_table(
             f"first {named}"
         )
         if len(missing) == len(texts):
-            how = (
-                "a file is named by its path below the folder of the table, or its own name, "
-                "with its ending"
-            )
+            how = "a file is named by its path below the folder of the table, with / and ending"
             findings.problems.append(f"{text}; {how}")
         else:
             findings.notes.append(f"{text}; they are left out")

@@ -2,12 +2,12 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 
 from fedjax_ssl.checks import In, Whole
-from fedjax_ssl.data.dataset import Dataset, Names, Split, check_finite, check_labels, distinct
+from fedjax_ssl.data.dataset import Dataset, Names, Split, check_finite
 from fedjax_ssl.data.reading.arrays import (
     TEST_ARRAYS,
     TRAIN_ARRAYS,
@@ -16,14 +16,17 @@ from fedjax_ssl.data.reading.arrays import (
     one_each,
     read_arrays,
 )
-from fedjax_ssl.data.reading.columns import trained_on
+from fedjax_ssl.data.reading.columns import read_columns
 from fedjax_ssl.data.reading.features import FAR
-from fedjax_ssl.data.reading.names import EXACT, cell_text, named, numbered, numbered_groups
+from fedjax_ssl.data.reading.names import cell_text
 from fedjax_ssl.data.reading.problems import EMBEDDED, BadData, Findings, Place, given_path
 from fedjax_ssl.data.reading.proportions import read_proportions
 from fedjax_ssl.data.reading.register import dataset
 from fedjax_ssl.errors import counted
 from fedjax_ssl.registry import Changes
+
+if TYPE_CHECKING:  # takes long to import
+    import pandas
 
 Arrays = dict[str, np.ndarray]
 NEEDED = ("inputs", "labels")
@@ -41,9 +44,15 @@ NAMES = {
     for name, what in zip(pair, NEEDED, strict=True)
 }
 
-
-_LARGEST = np.iinfo(np.int64).max
-_MINUS_ONE = "taken as no label; if -1 is a class, give the array class_names that begins with '-1'"
+# Beginning of an array's name -> the split of its examples, and what messages call them.
+PARTS = {"": ("train", ""), "val_": ("val", "validation, "), "test_": ("test", "test, ")}
+# Column -> array, and the kinds of its type.
+ROLES = {
+    "label": ("{}labels", "iu"),
+    "client": ("{}client", "iuSU"),
+    "set": ("{}set", "iu"),
+    "group": ("{}group", "iuSU"),
+}
 
 
 @dataset(
@@ -118,54 +127,47 @@ def read_npz(
     """
     found, names = read_arrays(path, lambda name: name in NAMES or name in OPTIONAL)
     findings = Findings()
-    notes = findings.notes
     try:
         arrays = _named(found, names)
         aside(arrays)
-        places = _join_validation(arrays, notes)
-        _check_first_axis(arrays)
-        x = _inputs(arrays, "inputs")
-        test_x = _inputs(arrays, "test_inputs")
-        notes += _about_inputs(x)
-        y = _whole(arrays, "labels", x)
-        test_y = _whole(arrays, "test_labels", test_x)
-        if test_x is not None and test_y is None:
-            test_y = np.full(len(test_x), -1)
-        both = [y] if test_y is None else [y, test_y]
-        classes = _class_names(arrays.get("class_names"), num_classes, both)
-        if classes[0] == "-1":  # a class like the others
-            y = y + 1
-            if "test_labels" in arrays:
-                test_y = test_y + 1
-        given = [y] if "test_labels" not in arrays else [y, test_y]
-        if without := int((np.concatenate(given) == -1).sum()):
-            notes.append(f"{counted(without, 'label is', 'labels are')} -1, {_MINUS_ONE}")
-        for name, labels in (("labels", y), ("test_labels", test_y)):
-            if labels is not None:
-                check_labels(name, labels, len(classes))
-        clients = _texts(arrays, "client", x)
-        client, test_client, client_names = _clients(clients, _texts(arrays, "test_client", test_x))
+        inputs = {prefix: _inputs(arrays, f"{prefix}inputs") for prefix in PARTS}
+        if inputs["val_"] is not None:
+            inputs[""] = _joined(inputs[""], inputs.pop("val_"))
+        x = inputs[""]
+        test_x = inputs["test_"]
+        findings.notes += _about_inputs(x)
+        texts = _texts(arrays)
+        if "client" in texts and "test_client" not in arrays:
+            texts.loc[texts["split"] == "test", "client"] = texts["client"].iloc[0]  # unused
+        classes = _class_names(arrays.get("class_names"), num_classes, texts["label"])
+        columns = read_columns(texts, list(map(str, range(len(classes)))), findings, ())
+        findings.stop(path)
+        train = columns.rows(~columns.is_test)
+        test = columns.rows(columns.is_test)
         coarse, matrix, coarse_names = _coarse(arrays, x)
-        sets = _whole(arrays, "set", x, lowest=-1)
-        groups = _texts(arrays, "group", x)
-        group = None if groups is None else numbered_groups(groups, clients, findings)
         shares = None
         if proportions is not None:
-            shares = read_proportions(proportions, classes, client_names, client, sets)
+            shares = read_proportions(
+                proportions, classes, columns.client_names, train.client, train.set
+            )
+        names_of_train = train.names if "val_labels" in arrays else None
+        tested_client = test.client if "test_client" in arrays else None
         return Dataset(
             name="npz",
-            train=Split(x, y, client, coarse, sets, places, group),
-            test=None if test_x is None else Split(test_x, test_y, test_client),
+            train=Split(x, train.y, train.client, coarse, train.set, names_of_train, train.group),
+            test=None if test_x is None else Split(test_x, test.y, tested_client),
             class_names=classes,
-            client_names=client_names,
+            client_names=columns.client_names,
             input_max=input_max or (255.0 if x.dtype == np.uint8 else 1.0),
             coarse_names=coarse_names,
             correspondence=matrix,
             set_shares=shares,
-            extra={"path": str(path), "notes": notes},
+            extra={"path": str(path), "notes": findings.notes},
         )
+    except BadData:
+        raise
     except ValueError as error:
-        raise BadData(path, str(error), notes) from error
+        raise BadData(path, str(error), findings.notes) from error
 
 
 def _named(found: Arrays, names: Names) -> Arrays:
@@ -187,36 +189,34 @@ def _named(found: Arrays, names: Names) -> Arrays:
     return arrays
 
 
-def _join_validation(arrays: Arrays, notes: list[str]) -> Any:
-    """Put validation examples after the training examples, and note how many; says where each
-    example of both stands.
-    """
-    if (more := arrays.pop("val_inputs", None)) is None:
-        return None
-    if arrays["inputs"].shape[1:] != more.shape[1:]:
+def _joined(inputs: Any, more: Any) -> Any:
+    """Put the inputs of validation examples after those of training examples."""
+    if inputs.shape[1:] != more.shape[1:]:
         raise ValueError(
-            f"validation inputs have shape {more.shape}, training inputs {arrays['inputs'].shape}"
+            f"validation inputs have shape {more.shape}, training inputs {inputs.shape}"
         )
-    labels = one_each("labels", arrays["labels"], len(arrays["inputs"]))
-    more_labels = arrays.pop("val_labels", np.full(len(more), -1))
-    more_labels = one_each("val_labels", more_labels, len(more))
-    arrays["inputs"] = np.concatenate([arrays["inputs"], more])
-    arrays["labels"] = np.concatenate([labels, more_labels])
-    places = [f"training, row {row}" for row in range(len(labels))]
-    places += [f"validation, row {row}" for row in range(len(more))]
-    notes.append(trained_on(len(more)))
-    return places
+    return np.concatenate([inputs, more])
 
 
-def _check_first_axis(arrays: Arrays) -> None:
-    """Refuse inputs whose examples lie along the last axis, by the number of labels."""
-    shape = arrays["inputs"].shape
-    count = arrays["labels"].shape[:1]
-    if len(shape) > 1 and count == shape[-1:] != shape[:1]:
-        raise ValueError(
-            f"inputs has shape {shape}, and there are {count[0]:,} labels: examples lie along the "
-            "last axis; move it to the front with np.moveaxis(inputs, -1, 0)"
-        )
+def _texts(arrays: Arrays) -> "pandas.DataFrame":
+    """Put what is known of all examples into one table of text, as of a user's own table."""
+    import pandas
+
+    parts = []
+    for prefix, (split, words) in PARTS.items():
+        if (inputs := arrays.get(f"{prefix}inputs")) is None:
+            continue
+        part = pandas.DataFrame({"split": split}, index=range(len(inputs)))
+        for role, (name, kinds) in ROLES.items():
+            array = name.format(prefix)
+            if (values := arrays.get(array)) is None:
+                continue
+            if values.dtype.kind not in kinds:
+                needed = "whole numbers, -1 = none" + ", or strings" * (kinds != "iu")
+                raise ValueError(f"{array} has dtype {values.dtype}; it must hold {needed}")
+            part[role] = list(map(cell_text, one_each(array, values, len(inputs)).tolist()))
+        parts.append(part.rename(f"{words}row {{}}".format))
+    return pandas.concat(parts).fillna("")
 
 
 def _about_inputs(x: np.ndarray) -> list[str]:
@@ -257,52 +257,8 @@ def _inputs(arrays: Arrays, name: str) -> Any:
     return values[..., None] if values.ndim == 3 else values
 
 
-def _whole(arrays: Arrays, name: str, inputs: Any, lowest: int | None = None) -> Any:
-    """Take one whole number per example; None: the array is not there."""
-    if (values := arrays.get(name)) is None:
-        return None
-    if _is_exact(values):
-        values = np.nan_to_num(values, nan=-1.0).astype(np.int64)
-    if values.dtype.kind not in "iu":
-        raise ValueError(f"{name} has dtype {values.dtype}; labels must be integers, -1 = no label")
-    values = one_each(name, values, 0 if inputs is None else len(inputs))
-    if values.dtype.kind == "u" and len(beyond := np.flatnonzero(values > _LARGEST)):
-        raise ValueError(
-            f"{name} is {values[beyond[0]]} in row {beyond[0]}; allowed are whole numbers below "
-            "2**63: number them anew"
-        )
-    values = values.astype(np.int64)  # beside signed numbers unsigned ones become floating point
-    if lowest is not None and len(below := np.flatnonzero(values < lowest)):
-        raise ValueError(
-            f"{name} is {values[below[0]]} in row {below[0]}; they are numbered from 0 on, -1 = "
-            "in none"
-        )
-    return values
-
-
-def _is_exact(values: np.ndarray) -> bool:
-    """Tell whether floating-point numbers are whole ones that lost nothing, or gaps (NaN)."""
-    if values.dtype.kind != "f":
-        return False
-    known = values[~np.isnan(values)]
-    return bool(((np.abs(known) < EXACT) & (known == np.rint(known))).all())
-
-
-def _texts(arrays: Arrays, name: str, inputs: Any) -> list[str] | None:
-    """Take a name per example, "" = none; None: the array is not there."""
-    if (values := arrays.get(name)) is None:
-        return None
-    if values.dtype.kind not in "iuSU" and not _is_exact(values):
-        raise ValueError(
-            f"{name} has dtype {values.dtype}; {name}s are whole numbers, below 2**53 where they "
-            "are floating-point, or strings"
-        )
-    values = one_each(name, values, 0 if inputs is None else len(inputs))
-    return named([cell_text(value) for value in values.tolist()])
-
-
 def _class_names(
-    values: np.ndarray | None, num_classes: int | None, labels: list[np.ndarray]
+    values: np.ndarray | None, num_classes: int | None, labels: "pandas.Series"
 ) -> Names:
     """Take the names of the classes, or their numbers."""
     if values is not None:
@@ -321,18 +277,16 @@ def _class_names(
             )
         return names
     if num_classes is None:
-        present = distinct(np.concatenate(labels))
-        minus_one = f" beside -1, {_MINUS_ONE}" * bool((present == -1).any())
-        present = present[present >= 0]
+        present = sorted(number for number in {*map(int, filter(None, labels))} if number >= 0)
         if len(present) < 2:
             raise ValueError(
-                f"labels holds {counted(len(present), 'class', 'classes')}{minus_one}, so the "
-                "number of classes does not follow from it. Pass num_classes=, or add labels: at "
-                "least two classes are needed"
+                f"labels holds {counted(len(present), 'class', 'classes')} beside -1, which is no "
+                "label, so the number of classes does not follow from it. Pass num_classes=, or "
+                "add labels: at least two classes are needed, numbered from 0 on"
             )
-        num_classes = int(present[-1]) + 1
-        if num_classes > len(present):
-            absent = np.setdiff1d(np.arange(len(present) + 1), present)[0]
+        num_classes = present[-1] + 1
+        if num_classes != len(present):
+            absent = min({*range(len(present) + 1)}.difference(present))
             raise ValueError(
                 f"labels run from {present[0]} to {present[-1]} but only {len(present)} of these "
                 f"{num_classes} classes occur; class {absent} is the first without an example. "
@@ -344,12 +298,16 @@ def _class_names(
 
 def _coarse(arrays: Arrays, inputs: np.ndarray) -> tuple[Any, Any, Names | None]:
     """Take labels in the coarse space, correspondence and names of the coarse classes."""
-    labels = _whole(arrays, "coarse", inputs)
+    labels = arrays.get("coarse")
     matrix = arrays.get("correspondence")
     if labels is None:
         if matrix is not None:
             raise ValueError("correspondence is there but coarse, the labels it is about, is not")
         return None, None, None
+    labels = one_each("coarse", labels, len(inputs))
+    if labels.dtype.kind not in "iu":
+        raise ValueError(f"coarse has dtype {labels.dtype}; it must hold whole numbers, -1 = none")
+    labels = labels.astype(np.int64)
     if matrix is None and labels.max() < 1:
         raise ValueError(
             f"coarse has no label above {labels.max()}, but at least two coarse classes are "
@@ -362,24 +320,3 @@ def _coarse(arrays: Arrays, inputs: np.ndarray) -> tuple[Any, Any, Names | None]
         count = len(matrix[0] if matrix.ndim == 3 else matrix)
         matrix = matrix.astype(np.float64)
     return labels, matrix, tuple(map(str, range(count)))
-
-
-def _clients(
-    client: list[str] | None, test_client: list[str] | None
-) -> tuple[Any, Any, Names | None]:
-    """Give numbers to clients of training and test examples, and name them."""
-    if client is None:
-        if test_client is not None:
-            raise ValueError(
-                "test_client is there but client is not; clients are named by the training examples"
-            )
-        return None, None, None
-    for name, texts in (("client", client), ("test_client", test_client or [])):
-        if "" in texts:
-            raise ValueError(
-                f"{name} is -1 or missing in row {texts.index('')}; every example belongs to a "
-                "client"
-            )
-    numbers, names = numbered([*client, *(test_client or [])])
-    of_test = None if test_client is None else numbers[len(client) :]
-    return numbers[: len(client)], of_test, names

@@ -19,7 +19,7 @@ from fedjax_ssl.data.reading.archives import Facts, placed_folder
 from fedjax_ssl.data.reading.cache import facts_of, kept_for
 from fedjax_ssl.data.reading.columns import Columns
 from fedjax_ssl.data.reading.formats import DAMAGED, FormatError
-from fedjax_ssl.data.reading.pictures import in_units, read_each, short, shown
+from fedjax_ssl.data.reading.pictures import read_each, short, shown
 from fedjax_ssl.data.reading.problems import DatasetUnavailable, Findings, Place
 from fedjax_ssl.data.reading.register import dataset
 from fedjax_ssl.errors import counted, how_to_install
@@ -209,12 +209,25 @@ def _slice(dicom: Any, path: Path, size: int) -> tuple[np.ndarray, str] | str:
         frames = image.get("NumberOfFrames") or 1
         if max(image.Rows, image.Columns) > LARGEST_SIDE or frames != 1:
             return f"larger than {LARGEST_SIDE} pixels, or of several frames"
-        units = in_units(image)
+        units = _in_units(image)
         if units.ndim != 2:
             return "in colour"
         return _windows(units, size), str(image.get("PatientID") or path.stem)
     except (dicom.errors.InvalidDicomError, *DAMAGED) as error:
         return f"cut short or damaged ({short(error)})"
+
+
+def _in_units(head: Any) -> np.ndarray:
+    """Give the pixels of a DICOM file: in grey float64 [H, W] in the units of slope and intercept,
+    dark to bright.
+    """
+    values: np.ndarray = importlib.import_module("pydicom.pixels").pixel_array(head, index=0)
+    if values.ndim > 2:
+        return values
+    if head.PhotometricInterpretation == "MONOCHROME1":  # from bright to dark
+        values = (0 if head.PixelRepresentation else 2**head.BitsStored) - 1.0 - values
+    with np.errstate(over="ignore", invalid="ignore"):  # refused where values have to be finite
+        return values * float(head.get("RescaleSlope", 1)) + float(head.get("RescaleIntercept", 0))
 
 
 def _windows(units: np.ndarray, size: int) -> np.ndarray:

@@ -1,7 +1,7 @@
 """`table`: the user's own features, a row per example, as CSV or Parquet."""
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import numpy as np
 
@@ -11,6 +11,7 @@ from fedjax_ssl.data.federation.federated_data import client_number
 from fedjax_ssl.data.reading.cache import facts_of, kept_for
 from fedjax_ssl.data.reading.columns import Columns, TableOptions, read_columns
 from fedjax_ssl.data.reading.features import (
+    ISO,
     MOST_LEVELS,
     Missing,
     TableReading,
@@ -18,10 +19,16 @@ from fedjax_ssl.data.reading.features import (
     identifiers,
 )
 from fedjax_ssl.data.reading.names import MARKS
-from fedjax_ssl.data.reading.problems import Findings, Place, given_path
+from fedjax_ssl.data.reading.problems import SHOWN, Findings, Place, given_path
 from fedjax_ssl.data.reading.proportions import proportions_digest
 from fedjax_ssl.data.reading.register import dataset
-from fedjax_ssl.data.reading.tables import no_column, read_roles, read_table
+from fedjax_ssl.data.reading.tables import (
+    as_numbers,
+    no_column,
+    possible_labels,
+    read_roles,
+    read_table,
+)
 
 if TYPE_CHECKING:  # takes long to import
     import pandas
@@ -42,6 +49,9 @@ def load_table(
     features: Names | None = None,
     ignore: Names = (),
     codes: Names = (),
+    dates: Names = (),
+    date_format: str = ISO,
+    decimal: Literal[".", ","] = ".",
     max_levels: Annotated[int, Whole(2)] = MOST_LEVELS,
     missing: Missing = "refuse",
     missing_marks: Names = MARKS,
@@ -50,13 +60,14 @@ def load_table(
     """Read a table of numbers, dates and words, once; the arrays are kept in `<root>/table/` until
     the file changes.
 
-    A date is days since 1970, a word is one-hot encoded. Words, medians and means are those of the
-    training rows.
+    The first line names the columns. A column with a number in it holds numbers, one of `dates`
+    days since 1970, any other words, which are one-hot encoded. Words, medians and means are those
+    of the training rows.
 
     Args:
         root: folder of all datasets; default $FEDJAX_SSL_DATA or ~/.cache/fedjax_ssl.
-        path: the file: CSV (comma, semicolon or tabulator; also `.csv.gz`), or `.parquet`, which
-            needs pyarrow.
+        path: the file: CSV in UTF-8 (comma, semicolon or tabulator, whichever the first line has
+            most of; also `.csv.gz`), or `.parquet`, which needs pyarrow.
         left_out_client: the client that is the test set, by name or number: its rows are no
             training rows.
         standardize: as `config.data.standardize`: of "client", missing cells are filled in by the
@@ -64,6 +75,9 @@ def load_table(
         features: columns that are inputs, in this order; by default all but those below.
         ignore: columns that are not.
         codes: columns of numbers that are one-hot encoded as words are.
+        dates: columns of dates.
+        date_format: how these are written, as `pandas.to_datetime` takes it, such as %d.%m.%Y.
+        decimal: what stands between whole number and fraction.
         max_levels: the most different words that a column may hold.
         missing: what becomes of rows with missing cells: an error; filled in by the median of the
             training examples, of words by the most frequent one, each client by its own where
@@ -81,29 +95,41 @@ def load_table(
     """
     what = "a CSV or Parquet file with the column label and columns of numbers"
     given = given_path("table", path, what)
-    by_option = {"features": features or (), "ignore": ignore, "codes": codes}
+    by_option = {"features": features or (), "ignore": ignore, "codes": codes, "dates": dates}
     # they may look like numbers
     named = {option: tuple(map(str, columns)) for option, columns in by_option.items()}
     marks = tuple(map(str, missing_marks))
 
     def make() -> Dataset:
         findings = Findings()
-        table = read_table(given, findings)
-        roles = options.columns()
+        table = read_table(given)
+        findings.notes += _about_names(table)
         roles = {
             role: name
-            for role, name in roles.items()
+            for role, name in options.columns().items()
             if role == "label" or name not in named["ignore"]
         }
         texts = read_roles(table, roles, ("label",) if options.classes is None else (), findings)
         there = {role: roles[role] for role in texts}
         chosen = _features(table, there, named, findings)
+        asked = TableReading(
+            there,
+            missing,
+            marks,
+            named["codes"],
+            max_levels,
+            named["dates"],
+            date_format,
+            decimal,
+        )
+        if "label" not in texts and options.classes is None:  # what else is wrong is said with it
+            sure = [name for name in chosen if name not in possible_labels(table)]
+            fit(table, sure, np.ones(len(table), bool), asked, findings).read(table, findings)
         findings.stop(given)
         columns = read_columns(texts, options.classes, findings, marks)
         train = ~columns.is_test
         if left_out_client is not None and columns.client_names is not None:
             train &= columns.client != client_number(columns.client_names, left_out_client)
-        asked = TableReading(there, missing, marks, named["codes"], max_levels)
         clients = _clients(columns)
         fitted_for: list[str] = []
         if clients and missing == "median" and standardize == "client":
@@ -111,7 +137,7 @@ def load_table(
         reading = fit(table, chosen, train, asked, findings, fitted_for)
         x, used = reading.read(table, findings, clients)
         findings.stop(given)
-        findings.notes += identifiers(reading.inputs, x[train], columns.y[train])
+        findings.notes += identifiers(reading.inputs, x[train])
         return columns.rows(used).dataset(
             "table",
             given,
@@ -123,8 +149,28 @@ def load_table(
         )
 
     content = [facts_of([given]), proportions_digest(options.proportions)]
-    told = [options, named, marks, max_levels, missing, left_out_client, standardize == "client"]
+    told = [
+        options,
+        named,
+        marks,
+        max_levels,
+        date_format,
+        decimal,
+        missing,
+        left_out_client,
+        standardize == "client",
+    ]
     return kept_for(root, "table", given, told, content, make)
+
+
+def _about_names(table: "pandas.DataFrame") -> list[str]:
+    """Say which names of columns are numbers, as those of a table without a line of names are."""
+    if not (numbers := [name for name in table if np.isfinite(as_numbers([name])[0])]):
+        return []
+    return [
+        f"names of columns are numbers ({', '.join(numbers[:SHOWN])}); if the first line is an "
+        "example, put a line with the names of the columns above it"
+    ]
 
 
 def _clients(columns: Columns) -> list[str] | None:

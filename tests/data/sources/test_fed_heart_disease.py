@@ -119,7 +119,7 @@ def test_missing_files_are_named_and_where_to_get_them(folder):
         (lambda lines: [",".join(["a", *COLUMNS[1:]]), *lines], "names the columns a, sex"),
         (
             lambda lines: [lines[0], f"{lines[1]},5", *lines[2:]],
-            "there are 14 columns, but line 2 has 15",
+            "the first line has 14 cells, but line 2 has 15",
         ),
         (
             lambda lines: [lines[0], lines[1].replace("120", "12x"), *lines[2:]],

@@ -21,7 +21,6 @@ from fedjax_ssl.data import (
     standardized,
 )
 from fedjax_ssl.data.reading.proportions import read_proportions
-from fedjax_ssl.data.reading.tables import read_table
 
 ROWS = [
     "age,weight,label,client",
@@ -93,9 +92,9 @@ def test_chosen_columns_other_names_and_a_split(write):
 
 
 def test_empty_cells_are_refused_or_their_rows_left_out(write):
-    path = write(*ROWS, ",7,well,south", "70,inf,ill,north")
+    path = write(*ROWS, ",7,well,south", "70,NA,ill,north")
     with pytest.raises(
-        BadData, match=r"2 of 6 rows .* \(empty, inf\), first .*line 6; by column: age 1, weight 1;"
+        BadData, match=r"2 of 6 rows .* cells, first .*line 6; by column: age 1, weight 1;"
     ):
         read(path)
     refused = check(path, root=path.parent / "root", missing="refuse")
@@ -111,20 +110,21 @@ def test_empty_cells_are_refused_or_their_rows_left_out(write):
         (
             ["a,lable", "1,x", "2,y"],
             {},
-            "no column 'label'. Did you mean 'lable'.*data.label_column",
+            "no column 'label'. Did you mean 'lable'.*--data.label_column=COLUMN",
         ),
         (
             ["a,label", "m,x", "2,y"],
             {},
             "column 'a' holds 'm' in patients.csv, line 2, which is no number; .*ignore=a",
         ),
+        (["a;label", "1,5;x", "2.5;y"], {}, "holds '1,5' in .* is no number; .*data.decimal="),
+        (["a,label", "-inf,x", "3,y"], {}, "holds '-inf' in patients.csv, line 2, which is no num"),
+        (["a,label", "<5,x", "7,y"], {}, "holds '<5' in .* write one there.*data.missing_marks="),
         (
-            ["a;label", "1,234;x", "2;y"],
-            {},
-            "write decimals with a point, and thousands without a comma",
+            ["a,label", "01/02/2020,x", "03.04.2020,y"],
+            {"dates": ("a",), "date_format": "%d/%m/%Y"},
+            "'03.04.2020' in patients.csv, line 3, which is no date of the form %d/%m/%Y",
         ),
-        (["a;label", "1,5;x", "2.5;y"], {}, "write decimals with a point"),
-        (["a,label", "01/02/2020,x", "03/04/2020,y"], {}, "may be day/month or month/day"),
         (["a,label", "p,x", "q,y", "r,y"], {"max_levels": 2}, "3 different words, .*"),
         (
             ["a,b,label,split", "1,?,x,", "2,3,y,test", "2,,y,"],
@@ -163,19 +163,20 @@ def test_tables_that_cannot_be_right(write, lines, options, message):
         read(write(*lines), **options)
 
 
-def test_bytes_that_are_packed_not_utf8_or_no_text(tmp_path):
+def test_bytes_that_are_packed_not_utf8_or_cut_short(tmp_path):
     path = tmp_path / "latin.csv"
     path.write_bytes("a,label\n1,süd\n2,y\n".encode("latin-1"))
-    data = read(path)
-    assert data.class_names == ("süd", "y") and "line 2 is not UTF-8" in data.extra["notes"][0]
+    with pytest.raises(BadData, match=r"line 2 is not UTF-8.*read_csv\('latin.csv', encoding='cp"):
+        read(path)
+    path.write_bytes("a,label\n1,süd\n2,y\n".encode("utf-16"))
+    with pytest.raises(BadData, match=r"line 1 is not UTF-8.* utf-16: pandas\.read_csv"):
+        read(path)
+    path.write_text("a,label\n1,süd\n2,y\n")
     (packed := tmp_path / "rows.csv.gz").write_bytes(gzip.compress(path.read_bytes()))
     assert source_of(packed) == "table" and read(packed).class_names == ("süd", "y")
     packed.write_bytes(gzip.compress(path.read_bytes())[:20])
     with pytest.raises(BadData, match="cut short"):
         read(packed)
-    path.write_bytes(b"a,label\n1,\0\n2,y\n")
-    with pytest.raises(BadData, match="is not UTF-8 or UTF-16 text"):
-        read(path)
     with pytest.raises(DatasetUnavailable, match=r"none.csv is not there"):
         read(tmp_path / "none.csv")
 
@@ -184,11 +185,11 @@ HEART = [
     "age,chest,chol,seen,stamp,diagnosis,hospital",
     "63,typical,233,2020-01-05,1600000001,0,north",
     "?,none,NA,2020-01-06,1600000002,2,north",
-    "41,none,-,2020-02-05,1600000003,0,south",
+    "41,none,null,2020-02-05,1600000003,0,south",
     "56,typical,236,,1600000004,1,south",
     "57,other,354,2021-01-05,1600000009,1,west",
 ]
-COLUMNS = {"label_column": "diagnosis", "client_column": "hospital"}
+COLUMNS = {"label_column": "diagnosis", "client_column": "hospital", "dates": ("seen",)}
 
 
 def test_marks_words_dates_and_large_offsets(write):
@@ -241,9 +242,7 @@ def test_missing_cells_of_a_client_are_filled_by_its_own_rows_where_it_is_standa
     assert "each client's own training examples" in notes
     x = standardized(data, "client")[0].train.x
     assert (x[8:, 1] == 0).all() and np.abs(x[8:, 0].mean()) < 1e-6
-    found = check(path, root=path.parent / "root", missing="median")
-    assert found.standardize and found.dataset.train.x[10, 0] == 5.0
-    assert "of the training examples" not in " ".join(found.notes)
+    assert check(path, root=path.parent / "root", missing="median").standardize
 
 
 def test_text_for_several_names_is_cut_at_its_commas(write):
@@ -284,16 +283,10 @@ def test_a_client_that_is_left_out_teaches_nothing(write):
 
 
 def test_columns_are_what_the_training_rows_hold(write):
-    north = [f"{i},2020-01-0{i},{i % 2},north" for i in range(1, 4)]
-    path = write(
-        "dose,seen,label,client", *north, *(f"low,1{i}.01.2020,{i % 2},south" for i in range(5))
-    )
-    with pytest.raises(BadData) as raised:
+    north = [f"{i},{i % 2},north" for i in range(1, 4)]
+    path = write("dose,label,client", *north, *(f"low,{i % 2},south" for i in range(5)))
+    with pytest.raises(BadData, match=r"holds 'low' in patients\.csv, line 5.*no number"):
         read(path, left_out_client="south")
-    assert "holds 'low' in patients.csv, line 5" in str(raised.value) and "no number" in str(
-        raised.value
-    )
-    assert "no date like the others (ISO8601)" in str(raised.value)
 
 
 def test_a_word_of_its_own_in_every_cell_is_refused_although_some_are_empty(write):
@@ -304,7 +297,7 @@ def test_a_word_of_its_own_in_every_cell_is_refused_although_some_are_empty(writ
         read(path, missing="median")
 
 
-def test_codes_are_words_where_they_are_named_and_signs_are_no_marks(write):
+def test_codes_are_words_where_they_are_named_and_signs_are_words(write):
     data = read(write("cp,rh,label", "1.0,+,a", "10,-,b", "2,-,a"), codes=("cp",))
     assert data.extra["features"] == ["cp=1", "cp=2", "cp=10", "rh=+", "rh=-"]
     own = read(
@@ -315,39 +308,18 @@ def test_codes_are_words_where_they_are_named_and_signs_are_no_marks(write):
     assert own.train.x.ravel().tolist() == [1, 2, 3]
 
 
-@pytest.mark.parametrize(
-    ("lines", "is_example"),
-    [
-        (("5.1,3.5,setosa", "4.9,3,setosa", "6.3,2.9,virginica"), True),
-        (("5,0,0,0", "4,0,1,0", "6,2,2,1"), True),
-        (("P1,5.1,3,1", "P2,5.2,1,0", "P3,2,2,1"), True),
-        (("0,1,2,label", "4.9,3,1,setosa", "6,2,2,virginica"), False),
-        (("2019,2020,2021", "4,0,1", "6,2,0"), False),
-        (("id,5,10,label", "a,0,1,0", "b,2,2,1"), False),
-        (("400.5,401.0,kind", "1,2,a", "2,3,b", "3,4,a", "2,2,b"), False),
-    ],
-)
-def test_a_first_line_that_is_an_example_is_no_line_of_names(write, lines, is_example):
-    path = write(*lines)
-    if is_example:
-        with pytest.raises(BadData, match=r"first line \(.*\) looks like an example; put a line"):
-            read_table(path)
-    else:
-        assert list(read_table(path)) == lines[0].split(",")
+def test_names_of_columns_that_are_numbers_are_said(write):
+    path = write("5.1,3.5,setosa", "4.9,3,setosa", "6.3,2.9,virginica")
+    (said, *_) = read(path, label_column="setosa").extra["notes"]
+    assert said.startswith("names of columns are numbers (5.1, 3.5); if the first line is an exam")
 
 
-def test_values_below_detection_and_columns_that_are_nearly_empty_are_said(write):
-    rows = [f"{i},{'<5' if i < 3 else 5 * i},{i if i == 7 else ''},{i % 2}" for i in range(12)]
-    path = write("a,crp,b,label", *rows)
-    found = check(path, root=path.parent / "root")
-    assert found.dataset is None and "<5" not in found.proposed.get("missing_marks", ())
-    assert "column 'crp' holds '<5'" in found.problems[0] and "beyond a limit" in found.problems[0]
-    for kept, ignored in (("a and b", ("crp",)), ("b alone", ("crp", "a"))):
-        notes = read(path, missing="median", ignore=ignored).extra["notes"]
-        (scarce,) = (note for note in notes if note.startswith("nearly empty columns"))
-        assert scarce.endswith("b (1 of 12)"), kept
-    more = write("a,b,label", *(f"{i},{i if i in (3, 8) else ''},{i % 2}" for i in range(40)))
-    notes = read(more, missing="drop").extra["notes"]
+def test_columns_that_are_nearly_empty_are_said(write):
+    path = write("a,b,label", *(f"{i},{i if i == 7 else ''},{i % 2}" for i in range(12)))
+    notes = read(path, missing="median").extra["notes"]
+    (scarce,) = (note for note in notes if note.startswith("nearly empty columns"))
+    assert scarce.endswith("b (1 of 12)")
+    notes = read(path, missing="drop").extra["notes"]
     assert not any("the median" in note for note in notes)  # nothing is filled in
     assert read(write("age,label", "<40,x", "40-60,y", ">60,x")).extra["features"] == [
         "age=40-60",
@@ -357,10 +329,9 @@ def test_values_below_detection_and_columns_that_are_nearly_empty_are_said(write
 
 
 def test_decimal_commas_and_lines_of_rows_with_breaks(write):
-    data = read(write("a;label", '0,5;"x', 'y"', "1,234;z"))
+    data = read(write("a;label", '0,5;"x', 'y"', "1,234;z"), decimal=",")
     assert data.train.x.ravel().tolist() == pytest.approx([0.5, 1.234])
     assert data.train.names.tolist() == ["patients.csv, line 2", "patients.csv, line 4"]
-    assert data.extra["notes"] == ["a comma is taken as the decimal point in a"]
 
 
 def test_parquet_is_the_same(tmp_path):
@@ -390,7 +361,7 @@ def test_parquet_is_the_same(tmp_path):
     parquet.write_table(
         arrow.table({**columns, "label": [True, False, True]}), tmp_path / "w.parquet"
     )
-    data = read(tmp_path / "w.parquet", missing="median")
+    data = read(tmp_path / "w.parquet", missing="median", dates=("day",))
     assert data.extra["features"] == ["w=x", "w=y", "on", "day"] and data.class_names == ("0", "1")
     assert data.train.x[1].tolist() == [1, 0, 0, 18263]
     (tmp_path / "bad.parquet").write_bytes(b"PAR1")
@@ -528,20 +499,20 @@ def test_an_npz_file_with_sets_becomes_a_federation(tmp_path: Path) -> None:
         load("npz", path=tmp_path / "scans.npz", proportions=tmp_path / "shares.csv")
 
 
-def test_what_check_proposes(tmp_path):
+def test_check_lists_what_could_be_the_label_and_all_else_that_is_wrong(tmp_path):
     path = tmp_path / "rows.csv"
-    rows = [f"{7 * i},P{i},{i % 5 or '.'},{i % 3},{i % 7 * 1.5},n{i % 4}" for i in range(60)]
+    rows = [f"{7 * i},P{i},{i % 5 or '.'},{i % 3},{i * 1.5 % 7},n{i % 4}" for i in range(60)]
     path.write_text("\n".join(["nr,patient,dose,outcome,age,site", *rows]))
     found = check(path, root=tmp_path)
-    columns = {"label_column": "outcome", "client_column": "site"}
-    assert found.proposed == {
-        **columns,
-        "missing_marks": (".",),
-        "missing": "median",
-        "ignore": ("nr", "patient"),
-    }
-    assert found.dataset.extra["features"] == ["dose", "age"] and not found.problems
+    assert found.dataset is None and len(found.problems) == 2
+    assert (
+        "few values, and how many these are: dose (5), outcome (3), age (14)" in found.problems[0]
+    )
+    assert "'patient' holds 60 different words" in found.problems[1]
+    columns = {"label_column": "outcome", "client_column": "site", "group_column": "patient"}
+    found = check(path, root=tmp_path, **columns)
+    assert len(found.problems) == 1 and "'dose' holds '.' in rows.csv, line 2" in found.problems[0]
+    read_by = {"missing_marks": (".",), "missing": "median"}
+    found = check(path, root=tmp_path, **columns, **read_by)
+    assert found.dataset.extra["features"] == ["nr", "dose", "age"] and not found.problems
     assert any("'nr' differs in every example" in note for note in found.notes)
-    own = check(path, root=tmp_path, missing="drop", ignore=("patient",), **columns)
-    assert own.proposed == {"missing_marks": (".",), "ignore": ("patient", "nr")}
-    assert len(own.dataset.train) == 48
