@@ -53,9 +53,9 @@ class _Sentences:
         for one in ast.walk(function):
             if isinstance(one, ast.Call) and self._says(one):
                 self.add(one.args[0])
-            elif isinstance(one, ast.Yield) and isinstance(one.value, ast.JoinedStr):
-                self.add(one.value)
-            elif isinstance(one, ast.AugAssign) and _last_name(one.target) in LISTS:
+            elif (isinstance(one, ast.Yield) and isinstance(one.value, ast.JoinedStr)) or (
+                isinstance(one, ast.AugAssign) and _last_name(one.target) in LISTS
+            ):
                 self.add(one.value)
             # (dataset, what was done to it)
             elif isinstance(one, ast.Return) and isinstance(one.value, ast.Tuple):
