@@ -3,7 +3,7 @@ them.
 """
 
 import os
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -27,17 +27,15 @@ from fedjax_ssl.data.reading.pictures import (
     is_image,
     list_images,
     read_alike,
-    spelling,
 )
 from fedjax_ssl.data.reading.problems import SHOWN, DatasetUnavailable, Findings
 from fedjax_ssl.data.reading.tables import (
     as_text,
     is_table,
-    no_column,
     read_roles,
     read_table,
 )
-from fedjax_ssl.data.sources.folder import UNLABELLED, find_table
+from fedjax_ssl.data.sources.folder import UNLABELLED, find_table, read_by_table
 from fedjax_ssl.errors import counted
 from fedjax_ssl.trained.model import TrainedModel, TrainedModelError
 
@@ -101,8 +99,7 @@ def read_examples(
             return _read_npz(paths[0], model)
         if is_table(paths[0]) and not isinstance(model.reading, ImageReading):
             return _read_table(paths[0], model, client)
-        said = dict(pair for path in paths for pair in _labelled(path, model))
-        return _read_images(said, model, resize)
+        return _read_images(paths, model, resize)
     except TrainedModelError:
         raise
     except (ValueError, DatasetUnavailable) as error:
@@ -217,89 +214,64 @@ def _names_of_labels(
     return [known.get(label, f"number {label}") for label in labels.tolist()]
 
 
-class _Said(NamedTuple):
-    """What folders or a table say of an image; "" = nothing."""
-
-    label: str
-    client: str
-
-
-def _labelled(path: Path, model: TrainedModel) -> list[tuple[Path, _Said]]:
-    """Find image files, and what a table beside them, or else the names of their folders, says
-    that they show and who has them.
+def _texts_of_images(path: Path, model: TrainedModel, findings: Findings) -> pandas.DataFrame:
+    """Find image files, and what the names of their folders, or a table beside them, say that they
+    show and who has them: a row per file with label and client, "" = nothing.
     """
-    if path.is_file() and is_image(path):
-        return [(path, _by_folders(path.parent, path, model))]
     folder = path if path.is_dir() else path.parent
-    data = model.config.data
     listing = list_images(folder)
-    column = data.get("file_column") or "file"
-    of_labels = data.get("label_column") or "label"
-    of_clients = data.get("client_column") or _CLIENT
-    table = find_table(path, column)
-    found = {
-        name: _by_folders(folder, folder / name, model) for name in listing.images if path.is_dir()
-    }
+    images = [path.name] if path.is_file() and is_image(path) else list(listing.images)
+    found = [_by_folders(folder, folder / name, model) for name in images]
+    texts = pandas.DataFrame(found, index=images, columns=["label", "client"])
+    data = model.config.data
+    columns = {role: data.get(f"{role}_column") or role for role in ("file", "label", "client")}
+    table = None if images == [path.name] else find_table(path, columns["file"])
     if table is not None:
-        cells = read_table(table)
-        if column not in cells:
-            raise TrainedModelError(f"{table}: {no_column(column, cells, ', of files')}")
-        texts = as_text(cells[of_labels]) if of_labels in cells else [""] * len(cells)
-        clients = named(as_text(cells[of_clients])) if of_clients in cells else None
-        there = {spelling(image): image for image in listing.images}
-        found = {name: _Said("", one.client) for name, one in found.items()}
-        for row, cell in enumerate(cells[column]):
-            if (name := there.get(spelling(cell))) is not None:
-                by_folder = _by_folders(folder, folder / name, model).client
-                found[name] = _Said(texts[row], by_folder if clients is None else clients[row])
-    if not found:
+        files, told = read_by_table(table, listing, columns, findings)
+        findings.stop(table)
+        texts["label"] = ""
+        texts.update(told.set_axis(files))
+        texts = texts.loc[files] if path == table else texts
+    if not len(texts):
         raise TrainedModelError(f"{path} has no images; {IMAGES} are looked for, at any depth")
-    return [(folder / name, found[name]) for name in listing.images if name in found]
+    return texts.rename(lambda name: str(folder / name))
 
 
-def _by_folders(folder: Path, file: Path, model: TrainedModel) -> _Said:
+def _by_folders(folder: Path, file: Path, model: TrainedModel) -> tuple[str, str]:
     """Read class and site of an image from the names of its folders: the nearest that is one."""
-    above = Path(os.path.abspath(folder))
-    inside = [*reversed(file.parent.relative_to(folder).parts), above.name]
     classes = {in_one_form(name) for name in (*model.class_names, *UNLABELLED)}
-    outer = [parent.name for parent in above.parents]
-    while outer and _is_split(inside[-1]):
-        inside.append(outer.pop(0))
-    forms = list(map(in_one_form, inside))
-    places = [name for name in forms if name in classes]
-    plain = [name for name in inside if not _is_split(name)]
-    label = places[0] if places else (plain or inside)[0]
-    if not model.scales:
-        return _Said(label, "")
-    while outer and (_is_split(inside[-1]) or in_one_form(inside[-1]) in classes):
-        inside.append(outer.pop(0))
-    sites = [
-        name for name in inside if not _is_split(name) and in_one_form(name) not in classes
-    ] or inside
-    known = [name for name in sites if model.scales.has(name)]
-    return _Said(label, (known or sites)[0])
+    above = Path(os.path.abspath(folder))
+    names = [*reversed(file.parent.relative_to(folder).parts), above.name]
+    for parent in above.parents:
+        if not (_is_split(names[-1]) or in_one_form(names[-1]) in classes):
+            break
+        names.append(parent.name)
+    plain = [name for name in names if not _is_split(name)] or names
+    label = next((name for name in plain if in_one_form(name) in classes), plain[0])
+    sites = [name for name in plain if in_one_form(name) not in classes] or plain
+    return label, next((name for name in sites if model.scales.has(name)), sites[0])
 
 
 def _is_split(name: str) -> bool:
     return name.casefold() in (*TRAIN[1:], *TEST, *VALIDATION)
 
 
-def _read_images(said: Mapping[Path, _Said], model: TrainedModel, resize: bool) -> Examples:
+def _read_images(paths: Sequence[Path], model: TrainedModel, resize: bool) -> Examples:
     if len(model.input_shape) != 3 or model.input_shape[-1] not in (1, 3):
         raise TrainedModelError(
             f"this model takes inputs of shape {list(model.input_shape)}, not images; give an "
             ".npz file"
         )
-    files = list(said)
-    names = list(map(str, said))
     findings = Findings()
+    texts = pandas.concat([_texts_of_images(path, model, findings) for path in paths])
+    texts = texts[~texts.index.duplicated(keep="last")]
+    names = texts.index.tolist()
     stored = model.reading if isinstance(model.reading, ImageReading) else None
-    read = read_alike(
-        files, names, findings, stored or ImageReading(*model.input_shape, fit="stretch")
-    )
-    if findings.problems:
-        raise TrainedModelError("; ".join(findings.problems))
-    names = [names[row] for row in read.rows]
+    alike = stored or ImageReading(*model.input_shape, fit="stretch")
+    read = read_alike(list(map(Path, names)), names, findings, alike)
+    findings.stop(paths[0])
+    texts = texts.iloc[read.rows]
+    names = texts.index.tolist()
     height, width, _ = model.input_shape
     for name, facts in zip(names, read.facts, strict=True):
         if facts.size != (width, height) and not (stored or resize):
@@ -310,13 +282,11 @@ def _read_images(said: Mapping[Path, _Said], model: TrainedModel, resize: bool) 
     values = read.x * (model.input_max / 255.0)
     if model.input_dtype == np.uint8:
         values = np.rint(values)
-    shown = [said[files[row]] for row in read.rows]
-    texts = pandas.DataFrame({"label": [one.label for one in shown]}, index=names)
-    texts[texts.isin(UNLABELLED)] = ""
+    labels = texts[["label"]]
     told: list[str] = []
-    known = _known(texts, model.class_names, told)
+    known = _known(labels.mask(labels.isin(UNLABELLED), ""), model.class_names, told)
     # Names of folders that are no class are no labels.
     notes = (*findings.notes, *(told if (known >= 0).any() else ()))
-    clients = [one.client for one in shown] if model.scales else None
+    clients = texts["client"].tolist() if model.scales else None
     inputs = values.astype(model.input_dtype)
     return Examples(inputs, names, known, counted(len(names), "image"), notes, clients)

@@ -20,7 +20,6 @@ if TYPE_CHECKING:  # takes long to import
 Missing = Literal["refuse", "median", "drop"]
 FAR = 1e3  # deviations from 0 to the mean, from which on single precision would lose too much
 MOST_LEVELS = 50  # words that are one-hot encoded by default
-SCARCE = 0.2  # share of examples, of which fewer have a value in a column that is nearly empty
 FEW = 30  # examples, of which fewer may be in any order by chance
 ISO = "ISO8601"  # the form of dates by default, as `pandas.to_datetime` names it
 
@@ -236,7 +235,6 @@ def fit(
     """
     features = []
     fills: list[list[float | None]] = []
-    scarce = []
     whose = rows_of(clients)
     whose.pop("", None)
     for name in names:
@@ -244,8 +242,6 @@ def fit(
         feature = kind_of(name, np.array(cells, object)[train].tolist(), reading, findings)
         values = feature.values(cells, reading.decimal)
         known = values[train & np.isfinite(values)]
-        if reading.missing == "median" and 0 < len(known) < SCARCE * train.sum():
-            scarce.append(f"{name} ({len(known):,} of {train.sum():,})")
         if not len(known):
             findings.problems.append(
                 f"column {name!r} is missing in all training examples; leave it out with "
@@ -266,9 +262,6 @@ def fit(
         "columns of dates, taken as days": [
             f"{one.name} ({one.form})" for one in features if one.form
         ],
-        "nearly empty columns, most of whose values are the median; data.ignore leaves them out": (
-            scarce
-        ),
         "far from 0, so that the mean is subtracted in double precision": [
             one.name for one in features if one.center
         ],

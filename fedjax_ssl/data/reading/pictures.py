@@ -3,7 +3,6 @@ of other kinds are refused, damaged ones are left out and counted.
 """
 
 import dataclasses
-import hashlib
 import io
 import math
 import os
@@ -66,7 +65,6 @@ class Listing(NamedTuple):
 
     images: tuple[str, ...]  # paths below the folder with "/", sorted; judged by the ending
     others: Counter[str]  # endings of the other files
-    digest: str  # SHA-256 of paths, lengths and times of change of all files
 
 
 @dataclasses.dataclass(frozen=True)
@@ -136,21 +134,17 @@ def list_images(folder: Path) -> Listing:
             file = os.path.join(here, name)
             if name.startswith(".") or name == "Thumbs.db" or not os.path.isfile(file):
                 continue
-            facts = os.stat(file)
-            path = os.path.relpath(file, folder).replace(os.sep, "/")
-            found.append((path, facts.st_size, facts.st_mtime_ns))
+            found.append(os.path.relpath(file, folder).replace(os.sep, "/"))
     images = []
     others = Counter[str]()
-    digest = hashlib.sha256()
     endings = image_endings()
-    for path, size, changed in sorted(found):
-        digest.update(f"{path}\0{size}\0{changed}\n".encode("utf-8", "surrogateescape"))
+    for path in sorted(found):
         ending = os.path.splitext(path)[1].lower()
         if ending in endings:
             images.append(path)
         else:
             others[ending if ending and is_text(ending) else "without an ending"] += 1
-    return Listing(tuple(images), others, digest.hexdigest())
+    return Listing(tuple(images), others)
 
 
 def is_text(name: str) -> bool:

@@ -133,11 +133,8 @@ def read_roles(
             continue
         if name != role or role in needed:
             asked = "" if name == role else f", which data.{role}_column names"
-            few = ", ".join(f"{one} ({count})" for one, count in possible_labels(table).items())
-            listed = f"; columns of few values, and how many these are: {few}" * bool(few)
             findings.problems.append(
-                f"{where}{no_column(name, table, asked)}; name the right one with "
-                f"--data.{role}_column=COLUMN{listed}"
+                f"{where}{no_column(name, table, asked)}{columns_of_few_values(table, role)}"
             )
         findings.notes += [
             f"column {column!r} is not taken for {name!r}, which is not there; did you mean "
@@ -154,6 +151,13 @@ def possible_labels(table: "pandas.DataFrame") -> dict[str, int]:
     counts = {name: len(set(as_text(table[name])) - {""}) for name in table}
     most = min(CLASSES, len(table) // 2)
     return {name: count for name, count in counts.items() if 1 < count <= most}
+
+
+def columns_of_few_values(table: "pandas.DataFrame", role: str) -> str:
+    """Say how to name the column of a role, and which have few values, with their number."""
+    few = ", ".join(f"{name} ({count})" for name, count in possible_labels(table).items())
+    listed = f"; columns of few values, and how many these are: {few}" * bool(few)
+    return f"; name the right one with --data.{role}_column=COLUMN{listed}"
 
 
 def _read_text(path: Path, columns: Sequence[str] | None) -> "pandas.DataFrame":

@@ -4,13 +4,12 @@ each shows.
 
 import logging
 import os
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from fedjax_ssl.data.dataset import Dataset
-from fedjax_ssl.data.reading.cache import kept_for, of_files
+from fedjax_ssl.data.reading.cache import facts_of, kept_for
 from fedjax_ssl.data.reading.columns import TEST, TRAIN, VALIDATION, TableOptions, read_columns
 from fedjax_ssl.data.reading.names import MARKS
 from fedjax_ssl.data.reading.pictures import (
@@ -26,7 +25,7 @@ from fedjax_ssl.data.reading.pictures import (
 from fedjax_ssl.data.reading.problems import BadData, Findings, Place, given_path, some
 from fedjax_ssl.data.reading.proportions import proportions_digest
 from fedjax_ssl.data.reading.register import dataset
-from fedjax_ssl.data.reading.tables import is_table, read_roles, read_table
+from fedjax_ssl.data.reading.tables import columns_of_few_values, is_table, read_roles, read_table
 from fedjax_ssl.errors import counted
 
 if TYPE_CHECKING:  # takes long to import
@@ -82,10 +81,8 @@ def load_folder(
         channels: 1 (grey) or 3 (colour); by default 3 if an image is in colour.
         fit: how an image becomes a square: its middle cut out, all of it stretched, or padded with
             black.
-        black: value that is shown as black of images with more than 8 bits, signed or
-            floating-point values; by default 0, or the training images' lowest if that is negative.
-        white: likewise; by default that of the fewest bits, or the training images' highest if some
-            are negative or floating-point.
+        black: value that is shown as black of images with 16 bits; by default 0.
+        white: likewise; by default that of the fewest bits that hold the training images.
         file_column: the table's name for `file`.
         options: other columns of the table, classes and class shares.
 
@@ -120,10 +117,15 @@ def load_folder(
         if table is None:
             files, texts = _by_folders(listing, layout, findings)
         else:
-            files, texts = _by_table(table, listing, columns, findings)
+            files, texts = read_by_table(table, listing, columns, findings)
             if given.is_dir():
                 findings.notes.append(
                     f"{table.name} says what the images show, not the names of their folders"
+                )
+            if unnamed := sorted(set(listing.images).difference(files)):
+                findings.notes.append(
+                    f"{counted(len(unnamed), 'image is', 'images are')} in no row of {table.name}, "
+                    f"first {unnamed[0]}; left out"
                 )
         findings.stop(given)
         marks = () if table is None else MARKS  # a folder is named on purpose
@@ -141,9 +143,9 @@ def load_folder(
         findings.stop(given)
         return numbered.dataset("folder", given, found.x, options.proportions, notes, found.reading)
 
-    files_read = [folder / name for name in listing.images]
-    read = of_files([table, *files_read] if table else files_read)
-    content = [listing.digest, read, proportions_digest(options.proportions), str(table)]
+    read = [folder / name for name in listing.images]
+    facts = facts_of([table, *read] if table else read)
+    content = [facts, listing.others, proportions_digest(options.proportions), str(table)]
     return kept_for(root, "folder", folder, [layout, file_column, options, pictures], content, make)
 
 
@@ -212,70 +214,60 @@ def _by_folders(
     if listing.others:
         kinds = ", ".join(f"{count:,} {ending}" for ending, count in listing.others.most_common(5))
         findings.notes.append(f"files that are no images by their ending: {kinds}")
+    import pandas
+
+    texts = pandas.DataFrame(index=list(files))
     folders = [name.split("/")[:-1] for name in files]
-    split: list[str] | None = None
     words = {*TRAIN[1:], *TEST, *VALIDATION}
-    first, second = ({parts[at].lower() for parts in folders if len(parts) > at} for at in (0, 1))
-    above = bool(first & set(TRAIN)) and first <= words and all(folders)
-    below = bool(second & set(TRAIN)) and second <= words and min(map(len, folders)) > 1
-    if above or below:
-        place = 0 if above else 1
-        split = [parts[place] for parts in folders]
-        folders = [parts[:place] + parts[place + 1 :] for parts in folders]
-        if below and not above:
-            findings.notes.append(
-                f"the folders {', '.join(sorted(set(split)))} inside the others are taken as splits"
+    for place in (0, 1):
+        here = [parts[place] if len(parts) > place else "" for parts in folders]
+        lower = {name.lower() for name in here}
+        if lower & {*TRAIN[1:]} and lower <= words:
+            texts["split"] = here
+            folders = [parts[:place] + parts[place + 1 :] for parts in folders]
+            if place:
+                findings.notes.append(
+                    f"the folders {', '.join(sorted(set(here)))} inside the others are taken as "
+                    "splits"
+                )
+            break
+        if lower & {*TRAIN[1:]} and lower & {*TEST}:
+            others = sorted(name or "." for name in set(here) if name.lower() not in words)
+            findings.problems.append(
+                "it has folders for training and for testing, and images elsewhere too "
+                f"({', '.join(others[:3])}); put unlabelled ones into train/unlabelled/, take "
+                "others away, or say in a table which image is in which set"
             )
-    elif first & set(TRAIN) and first & set(TEST):
-        tops = {parts[0] if parts else "." for parts in folders}
-        others = sorted(name for name in tops if name.lower() not in words)
-        findings.problems.append(
-            "it has folders for training and for testing, and images elsewhere too "
-            f"({', '.join(others[:3])}); put unlabelled ones into train/unlabelled/, take others "
-            "away, or say in a table which image is in which set"
-        )
-    depths = Counter(len(parts) for parts in folders)
+            break
+    depths = list(map(len, folders))
     # How deep the labelled images lie.
     most = {"auto": min(max(depths, default=0), 2), "class": 1, "site/class": 2}[layout]
-    deep = [row for row, parts in enumerate(folders) if len(parts) > most]
-    loose = [row for row, parts in enumerate(folders) if not parts]
+    astray = [
+        row for row, depth in enumerate(depths) if depth > most or depth < most - 1 or not most
+    ]
+    loose = [row for row, depth in enumerate(depths) if depth < most]
     if not files:
         findings.problems.append(f"there is no image in it; {LAYOUT}")
-    elif most == 0:
+    elif astray:
         findings.problems.append(
-            f"its {counted(len(files), 'image lies', 'images lie')} side by side, so that nothing "
-            f"says what they show; {LAYOUT}"
+            f"{counted(len(astray), 'image lies', 'images lie')} in no folder "
+            f"{'SITE/CLASS' if most == 2 else 'CLASS'} ({some(astray, files)}); {LAYOUT}"
         )
-    elif deep:
-        findings.problems.append(
-            f"{counted(len(deep), 'image lies', 'images lie')} deeper than "
-            f"{'SITE/CLASS' if most == 2 else 'CLASS'} ({some(deep, files)}); {LAYOUT}"
-        )
-    elif loose and most == 2:
-        findings.problems.append(
-            f"{counted(len(loose), 'image is', 'images are')} of no site ({some(loose, files)}), "
-            "but the others are; move each into the folder of its site"
-        )
-    elif loose:
+    elif loose and most == 1:
         findings.notes.append(
             f"{counted(len(loose), 'image lies', 'images lie')} beside the folders of the classes "
             f"({some(loose, files)}), without a label"
         )
-    import pandas
-
-    texts = pandas.DataFrame(index=list(files))
     texts["label"] = [
-        "" if not parts or len(parts) < most or parts[-1].lower() in UNLABELLED else parts[-1]
+        "" if len(parts) < most or not parts or parts[-1].lower() in UNLABELLED else parts[-1]
         for parts in folders
     ]
-    if most == 2 and not (deep or loose):
+    if most == 2 and not astray:
         texts["client"] = [parts[0] for parts in folders]
-    if split is not None:
-        texts["split"] = split
     return files, texts
 
 
-def _by_table(
+def read_by_table(
     path: Path, listing: Listing, columns: Mapping[str, str], findings: Findings
 ) -> tuple[Sequence[str], "pandas.DataFrame"]:
     """Read files and texts from the rows of a table; rows whose image is not there are left out
@@ -288,6 +280,7 @@ def _by_table(
     if "label" not in texts:
         findings.notes.append(
             f"{path.name} has no column {columns['label']!r}: no image has a label"
+            f"{columns_of_few_values(table, 'label')}"
         )
     there = {spelling(image): image for image in listing.images}
     texts["file"] = texts["file"].map(lambda cell: there.get(spelling(cell), cell))
@@ -308,12 +301,6 @@ def _by_table(
     texts = texts.drop(missing.index)
     _check_repeats(texts, findings)
     texts = texts.drop_duplicates("file")
-    unnamed = sorted(set(listing.images).difference(texts["file"]))
-    if unnamed:
-        findings.notes.append(
-            f"{counted(len(unnamed), 'image is', 'images are')} in no row of {path.name}, first "
-            f"{unnamed[0]}; left out"
-        )
     return texts["file"].tolist(), texts.drop(columns="file")
 
 

@@ -346,10 +346,10 @@ def test_a_table_of_images_is_never_passed_over_in_silence(tmp_path, read, probl
 @pytest.mark.parametrize(
     ("files", "options", "message"),
     [
-        (("a.png", "b.png"), {}, "its 2 images lie side by side"),
-        (("a/b/c/d.png", "a/b/e.png"), {}, "1 image lies deeper than SITE/CLASS .a/b/c/d.png."),
-        (("a/b/e.png",), {"layout": "class"}, "1 image lies deeper than CLASS"),
-        (("a/b/e.png", "f.png"), {}, "1 image is of no site .f.png."),
+        (("a.png", "b.png"), {}, "2 images lie in no folder CLASS .a.png, b.png."),
+        (("a/b/c/d.png", "a/b/e.png"), {}, "1 image lies in no folder SITE/CLASS .a/b/c/d.png."),
+        (("a/b/e.png",), {"layout": "class"}, "1 image lies in no folder CLASS .a/b/e.png."),
+        (("a/b/e.png", "f.png"), {}, "1 image lies in no folder SITE/CLASS .f.png."),
         (("notes.txt",), {}, "there is no image in it"),
         (("test/a/0.png", "train/a/0.png"), {}, "only one class .a."),
         (("test/a/0.png", "train/a/0.png", "more/b.png"), {}, "images elsewhere too .more.; put"),
@@ -405,7 +405,7 @@ def test_check_finds_what_a_person_would_want_to_hear(tmp_path):
     assert "client 'site 1' (4 examples) is spelt almost like 'Site 1' (4)" in notes
     assert "'site 2'" not in notes
     bad = check(tmp_path / "scans" / "northern" / "il", root=tmp_path)
-    assert bad.dataset is None and "side by side" in bad.problems[0]
+    assert bad.dataset is None and "in no folder CLASS" in bad.problems[0]
 
 
 @pytest.mark.parametrize("name", ["n\udce4he/ill/9.png", "north/ill/\udce4.png"])

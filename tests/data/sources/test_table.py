@@ -314,13 +314,7 @@ def test_names_of_columns_that_are_numbers_are_said(write):
     assert said.startswith("names of columns are numbers (5.1, 3.5); if the first line is an exam")
 
 
-def test_columns_that_are_nearly_empty_are_said(write):
-    path = write("a,b,label", *(f"{i},{i if i == 7 else ''},{i % 2}" for i in range(12)))
-    notes = read(path, missing="median").extra["notes"]
-    (scarce,) = (note for note in notes if note.startswith("nearly empty columns"))
-    assert scarce.endswith("b (1 of 12)")
-    notes = read(path, missing="drop").extra["notes"]
-    assert not any("the median" in note for note in notes)  # nothing is filled in
+def test_ranges_are_words(write):
     assert read(write("age,label", "<40,x", "40-60,y", ">60,x")).extra["features"] == [
         "age=40-60",
         "age=<40",
