@@ -18,7 +18,10 @@ NEVER = {
     float: (math.nan, math.inf, -math.inf, -1e300, 1e300),
 }
 # Tuples of names, not of numbers.
-NAMES = {("data", option) for option in ("classes", "features", "ignore", "codes", "missing_marks")}
+NAMES = {
+    ("data", option)
+    for option in ("classes", "features", "ignore", "codes", "dates", "missing_marks")
+}
 NAMES |= {("method", "parts")}
 
 

@@ -4,11 +4,12 @@ prediction alike.
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
+from fedjax_ssl.checks import Whole
 from fedjax_ssl.data.dataset import Names, Reading, in_one_form
 from fedjax_ssl.data.reading.names import MARKS, as_cells, numbered
 from fedjax_ssl.data.reading.problems import Findings, some
@@ -22,6 +23,31 @@ FAR = 1e3  # deviations from 0 to the mean, from which on single precision would
 MOST_LEVELS = 50  # words that are one-hot encoded by default
 FEW = 30  # examples, of which fewer may be in any order by chance
 ISO = "ISO8601"  # the form of dates by default, as `pandas.to_datetime` names it
+
+
+@dataclasses.dataclass(frozen=True)
+class CellOptions:
+    """What the cells of a user's table hold.
+
+    Attributes:
+        codes: columns of numbers that are one-hot encoded as words are.
+        dates: columns of dates.
+        date_format: how these are written, as `pandas.to_datetime` takes it, such as %d.%m.%Y.
+        decimal: what stands between whole number and fraction.
+        max_levels: the most different words that a column may hold.
+        missing: what becomes of rows with missing cells: an error; filled in by the median of the
+            training examples, of words by the most frequent one, each client by its own where
+            inputs are standardized by client; or left out and counted.
+        missing_marks: what stands for a missing cell, beside an empty one, in capitals or not.
+    """
+
+    codes: Names = ()
+    dates: Names = ()
+    date_format: str = ISO
+    decimal: Literal[".", ","] = "."
+    max_levels: Annotated[int, Whole(2)] = MOST_LEVELS
+    missing: Missing = "refuse"
+    missing_marks: Names = MARKS
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,24 +1,15 @@
 """`table`: the user's own features, a row per example, as CSV or Parquet."""
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fedjax_ssl.checks import Whole
 from fedjax_ssl.data.dataset import Dataset, Names
 from fedjax_ssl.data.federation.federated_data import client_number
 from fedjax_ssl.data.reading.cache import facts_of, kept_for
 from fedjax_ssl.data.reading.columns import Columns, TableOptions, read_columns
-from fedjax_ssl.data.reading.features import (
-    ISO,
-    MOST_LEVELS,
-    Missing,
-    TableReading,
-    fit,
-    identifiers,
-)
-from fedjax_ssl.data.reading.names import MARKS
+from fedjax_ssl.data.reading.features import CellOptions, TableReading, fit, identifiers
 from fedjax_ssl.data.reading.problems import SHOWN, Findings, Place, given_path
 from fedjax_ssl.data.reading.proportions import proportions_digest
 from fedjax_ssl.data.reading.register import dataset
@@ -48,13 +39,7 @@ def load_table(
     standardize: str = "auto",
     features: Names | None = None,
     ignore: Names = (),
-    codes: Names = (),
-    dates: Names = (),
-    date_format: str = ISO,
-    decimal: Literal[".", ","] = ".",
-    max_levels: Annotated[int, Whole(2)] = MOST_LEVELS,
-    missing: Missing = "refuse",
-    missing_marks: Names = MARKS,
+    cells: CellOptions,
     options: TableOptions,
 ) -> Dataset:
     """Read a table of numbers, dates and words, once; the arrays are kept in `<root>/table/` until
@@ -74,15 +59,7 @@ def load_table(
             rows of each client.
         features: columns that are inputs, in this order; by default all but those below.
         ignore: columns that are not.
-        codes: columns of numbers that are one-hot encoded as words are.
-        dates: columns of dates.
-        date_format: how these are written, as `pandas.to_datetime` takes it, such as %d.%m.%Y.
-        decimal: what stands between whole number and fraction.
-        max_levels: the most different words that a column may hold.
-        missing: what becomes of rows with missing cells: an error; filled in by the median of the
-            training examples, of words by the most frequent one, each client by its own where
-            inputs are standardized by client; or left out and counted.
-        missing_marks: what stands for a missing cell, beside an empty one, in capitals or not.
+        cells: what the cells hold.
         options: columns beside the features, classes and class shares.
 
     Returns:
@@ -95,10 +72,15 @@ def load_table(
     """
     what = "a CSV or Parquet file with the column label and columns of numbers"
     given = given_path("table", path, what)
-    by_option = {"features": features or (), "ignore": ignore, "codes": codes, "dates": dates}
+    by_option = {
+        "features": features or (),
+        "ignore": ignore,
+        "codes": cells.codes,
+        "dates": cells.dates,
+    }
     # they may look like numbers
     named = {option: tuple(map(str, columns)) for option, columns in by_option.items()}
-    marks = tuple(map(str, missing_marks))
+    marks = tuple(map(str, cells.missing_marks))
 
     def make() -> Dataset:
         findings = Findings()
@@ -114,13 +96,13 @@ def load_table(
         chosen = _features(table, there, named, findings)
         asked = TableReading(
             there,
-            missing,
+            cells.missing,
             marks,
             named["codes"],
-            max_levels,
+            cells.max_levels,
             named["dates"],
-            date_format,
-            decimal,
+            cells.date_format,
+            cells.decimal,
         )
         if "label" not in texts and options.classes is None:  # what else is wrong is said with it
             sure = [name for name in chosen if name not in possible_labels(table)]
@@ -132,7 +114,7 @@ def load_table(
             train &= columns.client != client_number(columns.client_names, left_out_client)
         clients = _clients(columns)
         fitted_for: list[str] = []
-        if clients and missing == "median" and standardize == "client":
+        if clients and cells.missing == "median" and standardize == "client":
             fitted_for = np.where(columns.is_test, "", clients).tolist()
         reading = fit(table, chosen, train, asked, findings, fitted_for)
         x, used = reading.read(table, findings, clients)
@@ -149,17 +131,7 @@ def load_table(
         )
 
     content = [facts_of([given]), proportions_digest(options.proportions)]
-    told = [
-        options,
-        named,
-        marks,
-        max_levels,
-        date_format,
-        decimal,
-        missing,
-        left_out_client,
-        standardize == "client",
-    ]
+    told = [options, cells, named, left_out_client, standardize == "client"]
     return kept_for(root, "table", given, told, content, make)
 
 
