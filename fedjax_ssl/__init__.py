@@ -31,6 +31,7 @@ if TYPE_CHECKING:
         Setup,
         Stage,
         Term,
+        Training,
         View,
         build,
     )
@@ -72,6 +73,7 @@ __all__ = [
         "Term",
         "View",
         "Stage",
+        "Training",
         "Sampler",
         "register",
         "methods",

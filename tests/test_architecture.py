@@ -92,20 +92,14 @@ def test_a_client_without_a_labelled_example(
     usual = methods.recipe(name, cases.setup(name, toy.federation()), **settings)
     data = without_weak_labels(toy.weak_federation(usual.needs.kinds[0]))
     recipe = methods.recipe(name, cases.setup(name, data), **settings)
-    stages = [stage for stage in recipe.stages if stage.trains_clients]
+    stages = [stage for stage in recipe.stages if stage.clients]
     assert ticked(drawn) == list(dict.fromkeys(stage.labelled_quota for stage in stages))
     trains = federated.build(recipe).trains
     assert (steps != "-") == (trains is not None and bool(np.asarray(trains(data))[CLIENT]))
     assert (weight != "-") == (steps != "-")
     if steps != "-":
-        (kind,) = stages[-1].kinds or stages[-1:]
-        assert (weight == "the run's") == (kind.weigh is None)
-    remembered = any(
-        term.client.remember
-        for stage in stages
-        for part in (stage, *stage.kinds)
-        for term in part.terms
-    )
+        assert (weight == "the run's") == (stages[-1].clients.weigh is None)
+    remembered = any(term.client.remember for stage in stages for term in stage.client_terms)
     if recipe.groups.private or remembered:
         assert keeps != "-"
 

@@ -11,7 +11,7 @@ from fedjax_ssl.lazy import attach
 
 if TYPE_CHECKING:
     from fedjax_ssl.federated.client import AVERAGE, LOCAL_STEP
-    from fedjax_ssl.federated.client_states import all_clients
+    from fedjax_ssl.federated.client_states import all_clients, own_model
     from fedjax_ssl.federated.cohort import (
         COHORTS,
         Cohort,
@@ -59,7 +59,6 @@ if TYPE_CHECKING:
         AtServer,
         Broadcast,
         Client,
-        ClientKind,
         ClientResult,
         ForLog,
         Kept,
@@ -73,13 +72,14 @@ if TYPE_CHECKING:
         Sampler,
         Schedule,
         ServerState,
-        ServerTraining,
         Snapshot,
         Stage,
         Step,
         Stream,
+        Streams,
         Term,
         Traffic,
+        Training,
         View,
         always,
         never,
@@ -109,8 +109,7 @@ if TYPE_CHECKING:
         participation,
     )
     from fedjax_ssl.federated.placement import PLACEMENTS, REDUCTIONS, deal, map_clients
-    from fedjax_ssl.federated.recipe import Needs, ParameterGroups, Pretraining, Recipe
-    from fedjax_ssl.federated.replicas import with_replicas
+    from fedjax_ssl.federated.recipe import Needs, ParameterGroups, Recipe
     from fedjax_ssl.federated.round import CLIENT_MODELS
     from fedjax_ssl.federated.sampler import (
         Steps,

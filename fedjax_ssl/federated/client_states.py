@@ -2,6 +2,7 @@
 them, read by id.
 """
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -11,11 +12,12 @@ from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Bool, Int
 
 from fedjax_ssl.data import FederatedData, rounds_of_a_part
-from fedjax_ssl.federated.method import Client, Kept, Params, Term
+from fedjax_ssl.federated.method import Client, Kept, Params, ServerState, Term
 from fedjax_ssl.federated.packing import packing
 
 if TYPE_CHECKING:
-    from fedjax_ssl.federated.local_training import LocalTraining
+    from fedjax_ssl.federated.recipe import ParameterGroups
+    from fedjax_ssl.federated.setup import Setup
 
 PyTree = Any
 
@@ -137,7 +139,8 @@ def server_as_client(data: FederatedData) -> Client:
 
 
 def first_states(
-    training: "LocalTraining",
+    setup: "Setup",
+    groups: "ParameterGroups",
     terms: tuple[Term, ...],
     params: Params,
     model_state: PyTree,
@@ -145,18 +148,17 @@ def first_states(
 ) -> Kept:
     """Return what all C clients have before their first round, leading axis C."""
     packed = {group: packing(tree).pack(tree) for group, tree in params.items()}
-    shared = {group: packed[group] for group in training.shared}
-    network = training.combine(params)
+    shared = {group: packed[group] for group in groups.shared}
+    network = groups.combine(params)
     count = clients.id.shape[0]
 
     def alike(tree: PyTree) -> PyTree:
         return jax.tree.map(lambda x: jnp.broadcast_to(x, (count, *jnp.shape(x))), tree)
 
     optimizer = {}
-    if training.keep_optimizer:
-        optimizer = {
-            group: alike(training.optimizer.init({group: packed[group]})) for group in packed
-        }
+    if setup.keep_optimizer:
+        fresh = setup.local_optimizer.init
+        optimizer = {group: alike(fresh({group: packed[group]})) for group in packed}
     by_term = {
         term.name: jax.vmap(
             lambda client, term=term: term.client.keep(network, model_state, client)
@@ -164,12 +166,28 @@ def first_states(
         for term in terms
     }
     return Kept(
-        params=alike({group: packed[group] for group in training.private}),
+        params=alike({group: packed[group] for group in groups.private}),
         optimizer=optimizer,
         terms={name: kept for name, kept in by_term.items() if jax.tree.leaves(kept)},
-        federated=alike(training.federated_optimizer.keep(shared)),
-        model_state=alike(ravel_pytree(model_state)[0]) if training.own_statistics else (),
+        federated=alike(setup.federated_optimizer.keep(shared)),
+        model_state=alike(ravel_pytree(model_state)[0]) if groups.own_statistics else (),
     )
+
+
+def own_model(
+    groups: "ParameterGroups",
+) -> Callable[[ServerState, Int[Array, ""]], tuple[PyTree, PyTree]]:
+    """Return the network with a client's own private groups, as `Recipe.client_model`."""
+
+    def model_of(state: ServerState, client: Int[Array, ""]) -> tuple[PyTree, PyTree]:
+        own = jax.tree.map(lambda table: table[client], state.clients.params)
+        kept = {g: packing(state.params[g]).unpack(arrays) for g, arrays in own.items()}
+        statistics = state.model_state
+        if groups.own_statistics:
+            statistics = ravel_pytree(statistics)[1](state.clients.model_state[client])
+        return groups.combine({**state.params, **kept}), statistics
+
+    return model_of
 
 
 def gather_states(kept: Kept, ids: Int[Array, " p"], slots: Int[Array, " p"] | None = None) -> Kept:
@@ -217,25 +235,3 @@ def write_states(
     return put(kept._replace(optimizer={}), new._replace(optimizer={}), ids)._replace(
         optimizer=optimizer
     )
-
-
-def merge_states(parts: list[tuple[Kept, Bool[Array, " p"]]], before: Kept) -> Kept:
-    """Return what a cohort keeps where its clients are of several kinds.
-
-    Args:
-        parts: by kind, (what the kind's clients keep, which slots are of that kind).
-        before: what they kept so far, of which terms take the place that a kind does not have.
-    """
-    result = before
-    for kept, members in parts:
-        kept = kept._replace(
-            terms={**before.terms, **{n: v for n, v in kept.terms.items() if n in before.terms}}
-        )
-        result = jax.tree.map(
-            lambda new, old, mask=members: jnp.where(
-                mask.reshape(-1, *[1] * (new.ndim - 1)), new, old
-            ),
-            kept,
-            result,
-        )
-    return result

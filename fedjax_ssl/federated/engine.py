@@ -9,34 +9,29 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax.extend.core import jaxpr_as_fun
-from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Int
 
-from fedjax_ssl.checks import check_choices
+from fedjax_ssl.checks import check_choices, check_whole_numbers
 from fedjax_ssl.data import FederatedData
-from fedjax_ssl.federated.client_states import all_clients, first_states, part_of
+from fedjax_ssl.federated.client_states import all_clients, first_states, own_model, part_of
 from fedjax_ssl.federated.cohort import Cohort
 from fedjax_ssl.federated.execution import Execution
 from fedjax_ssl.federated.leaves import what_leaves
 from fedjax_ssl.federated.local_optimizer import over_layers
-from fedjax_ssl.federated.local_training import LocalTraining
 from fedjax_ssl.federated.method import (
     AtServer,
     Method,
     Metrics,
-    Params,
-    RoundContext,
     ServerState,
-    Snapshot,
     Stage,
     Term,
 )
 from fedjax_ssl.federated.packing import packing
-from fedjax_ssl.federated.recipe import Pretraining, Recipe, check_is_recipe
-from fedjax_ssl.federated.round import CLIENT_MODELS, Turn, draw_cohort, run_round, train_at_server
+from fedjax_ssl.federated.recipe import Recipe, check_is_recipe
+from fedjax_ssl.federated.round import CLIENT_MODELS, draw_cohort, run_round
 from fedjax_ssl.federated.sampler import with_local_steps
 from fedjax_ssl.federated.setup import KEEP_BY, WEIGHTINGS, Setup
-from fedjax_ssl.federated.steps_ahead import kinds_of, who_trains
+from fedjax_ssl.federated.steps_ahead import who_trains
 from fedjax_ssl.federated.traffic import Count
 from fedjax_ssl.federated.uploads import sums
 from fedjax_ssl.federated.uploads.transform import UploadTransform, chain, check_covers
@@ -75,47 +70,21 @@ def build(recipe: Recipe) -> Method:
     """
     check_is_recipe("fs.build", recipe)
     _check(recipe)
+    told = _check_uploads(recipe)
+    recipe = _in_run(recipe)
     setup = recipe.setup
-    groups = recipe.groups
-
-    # What the run asks of every method: more terms, other batches, transforms of uploads.
-    stages = _with_options(recipe)
-    uploads = chain(*recipe.uploads, *setup.uploads)
-    if setup.uploads:
-        leaves = what_leaves(recipe)
-        for one in setup.uploads:
-            if one.check is not None:
-                one.check(recipe, leaves)
-        check_covers(setup.uploads, leaves)
-    told = _check_summation(recipe, uploads)
-
-    # How a client trains. One that trains alone keeps all groups to itself.
-    alone = setup.federated_optimizer.alone
-    private = groups.names if alone else groups.private
-    training = LocalTraining(
-        model=setup.model,
-        combine=groups.combine,
-        groups=groups.names,
-        private=private,
-        optimizer=over_layers(
-            setup.local_optimizer, lambda: groups.split(setup.model.init(jax.random.key(0))[0])
-        ),
-        keep_optimizer=setup.keep_optimizer,
-        keep_by_slot=setup.keep_by == "slot",
-        federated_optimizer=setup.federated_optimizer,
-        uploads=uploads,
-        receive=recipe.receive,
-        weighting=setup.weighting,
-        average_optimizer=setup.average_optimizer,
-        own_statistics=alone or groups.own_statistics,
-        unsent=groups.unsent,
-        participation=setup.participation,
-        summation=setup.summation,
-    )
+    stages = recipe.stages
 
     # What predicts: a network, the method's own or the global one, whose scores a method may
     # replace.
-    network_of = _network_of(training, recipe)
+    def network_of(
+        state: ServerState, client: Int[Array, ""] | None = None
+    ) -> tuple[PyTree, PyTree]:
+        if client is not None and recipe.client_model is not None:
+            return recipe.client_model(state, client)
+        if recipe.network is not None:
+            return recipe.network(state)
+        return recipe.groups.combine(state.params), state.model_state
 
     def outputs_of(params: PyTree, model_state: PyTree, inputs: Array) -> Outputs:
         normalize = setup.normalize_test or setup.normalize
@@ -135,19 +104,19 @@ def build(recipe: Recipe) -> Method:
     def embed(state: ServerState, inputs: Array) -> Array:
         return outputs_of(*network_of(state), inputs).features
 
-    has_own = bool(private) or recipe.personal is not None
     scored_by_network = recipe.class_scores and recipe.predict is None
 
     # What runs and their checks ask of a method, read off its stages.
-    kinds = [kind for stage in stages for kind in kinds_of(stage)]
+    alone = setup.federated_optimizer.alone
+    trainings = [stage.clients for stage in stages if stage.clients]
     unlabelled = [_trains_unlabelled(stage) for stage in stages]
     streams_unlabelled = any(_UNLABELLED & _streams(stage) for stage in stages)
     return Method(
-        _init_of(recipe, training, stages),
-        _round_of(recipe, training, stages),
+        _init_of(recipe),
+        _round_of(recipe),
         predict,
         embed=None if alone else embed,
-        predict_for=predict_for if has_own and recipe.own_networks else None,
+        predict_for=None if recipe.client_model is None else predict_for,
         needs=recipe.needs.kinds,
         needs_all=recipe.needs.every_one,
         trains_unlabelled=any(unlabelled),
@@ -156,14 +125,65 @@ def build(recipe: Recipe) -> Method:
         alone=alone,
         on_host=recipe.on_host,
         network=network_of,
-        apply=scores if scored_by_network and recipe.own_networks else None,
+        apply=scores if scored_by_network else None,
         cohort=None if recipe.looks_at_all else _cohort_of(setup, stages),
-        trains=partial(who_trains, stages)
-        if any(stage.trains_clients for stage in stages)
-        else None,
-        own_weights=any(kind.weigh is not None for kind in kinds),
+        trains=partial(who_trains, stages) if trainings else None,
+        own_weights=any(one.weigh is not None for one in trainings),
         stages=tuple(_starts(stages)[1:]),
-        samplers=tuple(kind.sampler for kind in kinds),
+        samplers=tuple(one.sampler for one in trainings),
+    )
+
+
+def _check_uploads(recipe: Recipe) -> list[str]:
+    """Refuse transforms and sums that do not fit what leaves the clients; returns what to
+    say of them.
+    """
+    setup = recipe.setup
+    together = chain(*recipe.uploads, *setup.uploads)
+    if setup.uploads:
+        leaves = what_leaves(recipe)
+        for one in setup.uploads:
+            if one.check is not None:
+                one.check(recipe, leaves)
+        check_covers(setup.uploads, leaves)
+    return _check_summation(recipe, together)
+
+
+def _in_run(recipe: Recipe) -> Recipe:
+    """Return the recipe with what the run asks of every method: steps in place of epochs, scores
+    of clients' models, transforms of uploads; clients that train alone keep all groups.
+    """
+    setup = recipe.setup
+    groups = recipe.groups
+    stages = recipe.stages
+    client_model = recipe.client_model
+    if setup.private_steps is not None:
+        stages = tuple(setup.private_steps(stage) for stage in stages)
+    if setup.local_steps is not None:
+        stages = tuple(with_local_steps(stage, setup.local_steps) for stage in stages)
+    if setup.local_scores:
+        if recipe.predict is not None:
+            raise ValueError(
+                "config.metrics names 'local', but predictions of this method are not its "
+                "network's scores"
+            )
+        from fedjax_ssl.federated.local_models import with_local_scores  # which few runs ask for
+
+        stages = tuple(with_local_scores(setup, stage, groups.combine) for stage in stages)
+    if setup.federated_optimizer.alone:
+        _check_alone(stages)
+        groups = groups._replace(private=groups.names, own_statistics=True)
+        client_model = own_model(groups)
+    elif groups.private and recipe.network is None and client_model is None:
+        client_model = own_model(groups)
+    optimizer = over_layers(
+        setup.local_optimizer, lambda: groups.split(setup.model.init(jax.random.key(0))[0])
+    )
+    return recipe._replace(
+        setup=setup._replace(local_optimizer=optimizer, uploads=(*recipe.uploads, *setup.uploads)),
+        groups=groups,
+        stages=stages,
+        client_model=client_model,
     )
 
 
@@ -189,79 +209,24 @@ def _told(
     return [*said, *([] if check is None else check(data))]
 
 
-def _with_options(recipe: Recipe) -> tuple[Stage, ...]:
-    """Return the stages with what the run asks of every method: steps in place of epochs, scores
-    of clients' models.
-    """
-    setup = recipe.setup
-    stages = recipe.stages
-    if setup.private_steps is not None:
-        stages = tuple(setup.private_steps(stage) for stage in stages)
-    if setup.local_steps is not None:
-        stages = tuple(with_local_steps(stage, setup.local_steps) for stage in stages)
-    if setup.local_scores:
-        if recipe.predict is not None:
-            raise ValueError(
-                "config.metrics names 'local', but predictions of this method are not its "
-                "network's scores"
-            )
-        from fedjax_ssl.federated.local_models import with_local_scores  # which few runs ask for
-
-        combine = recipe.groups.combine
-        stages = tuple(with_local_scores(setup, stage, combine) for stage in stages)
-    if setup.federated_optimizer.alone:
-        _check_alone(stages, recipe.pretraining)
-    return stages
-
-
-def _network_of(training: LocalTraining, recipe: Recipe) -> Callable[..., tuple[PyTree, PyTree]]:
-    """`Method.network`: parameters and batch statistics that predict, the global ones or a
-    client's own.
-    """
-
-    def network_of(
-        state: ServerState, client: Int[Array, ""] | None = None
-    ) -> tuple[PyTree, PyTree]:
-        if client is None and recipe.network is not None:
-            return recipe.network(state)
-        if client is None:
-            return training.combine(state.params), state.model_state
-        # The client's row of what it keeps, in place of the common groups.
-        own = jax.tree.map(lambda table: table[client], state.clients.params)
-        kept = {g: packing(state.params[g]).unpack(arrays) for g, arrays in own.items()}
-        groups = {**state.params, **kept}
-        statistics = state.model_state
-        if training.own_statistics:
-            statistics = ravel_pytree(statistics)[1](state.clients.model_state[client])
-        if recipe.personal is not None:
-            found = recipe.personal(state, client, Snapshot((), statistics, groups))
-            groups = found.groups
-            statistics = found.model_state
-        return training.combine(groups), statistics
-
-    return network_of
-
-
-def _init_of(
-    recipe: Recipe, training: LocalTraining, stages: tuple[Stage, ...]
-) -> Callable[[Array, FederatedData], ServerState]:
+def _init_of(recipe: Recipe) -> Callable[[Array, FederatedData], ServerState]:
     """`Method.init`: the state before round 0."""
     setup = recipe.setup
-    pretraining = recipe.pretraining
+    groups = recipe.groups
     terms = {
-        term.name: term for stage in stages for term in (*_terms(stage), *_server_terms(stage))
+        term.name: term
+        for stage in recipe.stages
+        for term in (*stage.client_terms, *_server_terms(stage))
     }
-    if pretraining is not None:
-        terms |= {term.name: term for term in pretraining.server.terms}
 
     def init(key: Array, data: FederatedData) -> ServerState:
         network, model_state = setup.model.init(named_key(key, "model"))
-        params = recipe.groups.split(network)
+        params = groups.split(network)
         clients = all_clients(data)
         # Optimizers see a group as few long arrays.
         packed = {group: packing(tree).pack(tree) for group, tree in params.items()}
-        shared = {group: packed[group] for group in training.shared}
-        averaged = training.shared if training.average_optimizer else ()
+        shared = {group: packed[group] for group in groups.shared}
+        local = {group: setup.local_optimizer.init({group: packed[group]}) for group in packed}
         state = ServerState(
             round=jnp.zeros((), jnp.int32),
             params=params,
@@ -273,25 +238,33 @@ def _init_of(
                 )
                 for name, term in terms.items()
             },
-            clients=first_states(training, tuple(terms.values()), params, model_state, clients),
-            server=_server_optimizer(training, stages, pretraining, packed),
+            clients=first_states(
+                setup, groups, tuple(terms.values()), params, model_state, clients
+            ),
+            server=_server_optimizer(recipe.stages, local),
             local_optimizer={
-                group: training.optimizer.init({group: packed[group]}) for group in averaged
+                group: local[group] for group in groups.shared if setup.average_optimizer
             },
-            uploads=training.uploads.init(shared),
+            uploads=chain(*setup.uploads).init(shared),
         )
-        if pretraining is not None:
-            state = _pretrained(training, pretraining, key, state, data)
         return recipe.init(state, data)
 
     return init
 
 
-def _round_of(
-    recipe: Recipe, training: LocalTraining, stages: tuple[Stage, ...]
-) -> Callable[..., tuple[ServerState, Metrics]]:
+def _server_optimizer(stages: tuple[Stage, ...], local: dict[str, PyTree]) -> PyTree:
+    """State of the optimizer at the server, leading axis that of its replicas; nothing where it
+    starts anew in every round.
+    """
+    kept = [stage.replicas for stage in stages if stage.server and stage.keep_server_optimizer]
+    if not kept:
+        return {}
+    return jax.tree.map(lambda x: jnp.stack([x] * kept[0]), local)
+
+
+def _round_of(recipe: Recipe) -> Callable[..., tuple[ServerState, Metrics]]:
     """`Method.round`: a round of the stage that the state is in."""
-    starts = _starts(stages)
+    stages = recipe.stages
 
     def of_stage(
         place: int, stage: Stage, start: int
@@ -300,10 +273,12 @@ def _round_of(
         def run(
             key: Array, state: ServerState, data: FederatedData, execution: Execution
         ) -> tuple[ServerState, Metrics]:
-            return run_round(recipe.setup, training, stage, start, key, state, data, execution)
+            run = recipe.setup, recipe.groups, stage, start
+            return run_round(*run, key, state, data, execution)
 
         return run
 
+    starts = _starts(stages)
     rounds = [of_stage(place, *one) for place, one in enumerate(zip(stages, starts, strict=True))]
 
     def of_its_stage(
@@ -402,65 +377,12 @@ def _switch(
     return jax.lax.switch(number, [branch_of(*trace) for trace in traces], *flat)
 
 
-def _pretrained(
-    training: LocalTraining,
-    pretraining: Pretraining,
-    key: Array,
-    state: ServerState,
-    data: FederatedData,
-) -> ServerState:
-    """Return the state after the server trained alone."""
-    clients = all_clients(data)
-
-    def one_round(number: Int[Array, ""], state: ServerState) -> ServerState:
-        context = RoundContext(
-            key=jax.random.fold_in(named_key(key, "pretraining"), number),
-            run_key=key,
-            number=number,
-            clients=clients,
-            valid=jnp.ones((data.num_clients,), bool),
-            all_clients=clients,
-            params=training.combine(state.params),
-            groups=state.params,
-            model_state=state.model_state,
-            inputs=data.inputs,
-        )
-        rate = pretraining.learning_rate(number)
-        turn = Turn(training, context, state, data, rate)
-        return train_at_server(turn, pretraining.server)[0]
-
-    return jax.lax.fori_loop(jnp.int32(0), jnp.int32(pretraining.rounds), one_round, state)
-
-
-def _server_optimizer(
-    training: LocalTraining,
-    stages: tuple[Stage, ...],
-    pretraining: Pretraining | None,
-    packed: Params,
-) -> PyTree:
-    """State of the optimizer at the server, leading axis 1; nothing where it starts anew in every
-    round.
-    """
-    servers = [
-        *(stage.server for stage in stages),
-        None if pretraining is None else pretraining.server,
-    ]
-    if not any(server is not None and server.keep_optimizer for server in servers):
-        return {}
-    state = {group: training.optimizer.init({group: arrays}) for group, arrays in packed.items()}
-    return jax.tree.map(lambda x: jnp.expand_dims(x, 0), state)
-
-
-def _terms(stage: Stage) -> tuple[Term, ...]:
-    return (*stage.terms, *(term for kind in stage.kinds for term in kind.terms))
-
-
 def _server_terms(stage: Stage) -> tuple[Term, ...]:
     return stage.server.terms if stage.server else ()
 
 
 def _streams(stage: Stage) -> set[str]:
-    return {view.stream for term in _terms(stage) for view in term.views}
+    return {view.stream for term in stage.client_terms for view in term.views}
 
 
 def _trains_unlabelled(stage: Stage) -> bool:
@@ -468,18 +390,18 @@ def _trains_unlabelled(stage: Stage) -> bool:
         stage.labelled_quota == "only"
         and stage.count_labels is Stage._field_defaults["count_labels"]
     )
-    return bool(_terms(stage)) and not only_labelled
+    return bool(stage.client_terms) and not only_labelled
 
 
-def _check_alone(stages: tuple[Stage, ...], pretraining: Pretraining | None) -> None:
+def _check_alone(stages: tuple[Stage, ...]) -> None:
     """Raise ValueError where clients that train alone would need a server."""
-    if pretraining is not None or any(stage.server for stage in stages):
+    if any(stage.server for stage in stages):
         raise ValueError(
             "config.federated.name='local' has no server, but this method trains at the server; "
             "give the labels to clients, or use a federated optimizer"
         )
     unused = AtServer()
-    for term in (term for stage in stages for term in _terms(stage)):
+    for term in (term for stage in stages for term in stage.client_terms):
         if (
             term.server.prepare is not unused.prepare
             or term.server.server_update is not unused.server_update
@@ -495,10 +417,12 @@ def _check_when(stage: Stage) -> None:
     """Raise ValueError where a server that has terms would never train."""
     if stage.server is None:
         return
-    for time in stage.server.when:
-        check_choices(("before", "after"), when=time)
-    if not stage.server.when and stage.around_clients is None:
-        raise ValueError("ServerTraining.when is empty, so that the server never trains")
+    for time in stage.when:
+        check_choices(("before", "after", "beside"), when=time)
+    check_whole_numbers(replicas=stage.replicas)
+    check_choices(("members", "replicas"), statistics_of=stage.statistics_of)
+    if not stage.when:
+        raise ValueError("Stage.when is empty, so that the server never trains")
 
 
 def _check_part(recipe: Recipe) -> None:
@@ -552,7 +476,7 @@ def _check(recipe: Recipe) -> None:
         )
     for stage in recipe.stages:
         _check_when(stage)
-        terms = (*_terms(stage), *_server_terms(stage))
+        terms = (*stage.client_terms, *_server_terms(stage))
         names = [term.name for term in terms]
         if len(set(names)) < len(names):
             raise ValueError(f"terms of one stage need different names, got {names}")

@@ -13,7 +13,7 @@ from jaxtyping import Array, Bool
 
 from fedjax_ssl.backend import backend
 from fedjax_ssl.data import FederatedData, LoadedInputs
-from fedjax_ssl.federated.client import ClientUpdate
+from fedjax_ssl.federated.client import LocalRound
 from fedjax_ssl.federated.client_states import without_examples
 from fedjax_ssl.federated.messages import Arrivals, Download, Sums
 from fedjax_ssl.federated.method import Client, Method, Now, Sampler, ServerState
@@ -65,7 +65,7 @@ def place_clients(
     sampler: Sampler,
     state: ServerState,
     data: FederatedData,
-    update_of: Callable[[Download], ClientUpdate],
+    local_of: Callable[[Download], LocalRound],
     download: Download,
     clients: Client,
     valid: Bool[Array, " p"],
@@ -87,7 +87,7 @@ def place_clients(
     how = choice.placement, choice.clients_at_once, mesh, execution.reduce, loop
     drawn = data.inputs.drawn if isinstance(data.inputs, LoadedInputs) else None
     order = None if drawn is None or drawn.order is None else drawn.order[state.round - drawn.first]
-    return train_cohort(update_of, download, clients, valid, *how, order)
+    return train_cohort(local_of, download, clients, valid, *how, order)
 
 
 def choose(

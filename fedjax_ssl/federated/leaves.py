@@ -6,7 +6,6 @@ import jax
 
 from fedjax_ssl.federated.method import AtClient
 from fedjax_ssl.federated.recipe import Recipe
-from fedjax_ssl.federated.steps_ahead import kinds_of
 from fedjax_ssl.federated.uploads.transform import REPORTED
 
 
@@ -17,18 +16,18 @@ def what_leaves(recipe: Recipe) -> dict[str, Sequence[str]]:
         return {}
     network, model_state = jax.eval_shape(setup.model.init, jax.random.key(0))
     reported = setup.federated_optimizer.sends(jax.eval_shape(recipe.groups.split, network)).up
-    kinds = [kind for stage in recipe.stages for kind in kinds_of(stage)]
+    trainings = [stage.clients for stage in recipe.stages if stage.clients]
     plain = AtClient()
     means = {}
     terms = {}
-    for term in (term for kind in kinds for term in kind.terms):
+    for term in (term for one in trainings for term in one.terms):
         what = f"what the term {term.name!r} uploads" + f" ({term.sends})" * bool(term.sends)
         averages = term.client.average is not plain.average
         if averages and term.client.in_sum:
             means[term.name] = f"the mean of {what}"
         if term.client.collect is not plain.collect or (averages and not term.client.in_sum):
             terms[term.name] = what
-    weighed = setup.weighting != "uniform" or any(kind.weigh is not None for kind in kinds)
+    weighed = setup.weighting != "uniform" or any(one.weigh is not None for one in trainings)
     return {
         "update": ["updates"],
         "statistics": ["batch statistics"] * bool(jax.tree.leaves(model_state)),

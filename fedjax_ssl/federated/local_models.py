@@ -39,7 +39,7 @@ def with_local_scores(setup: Setup, stage: Stage, combine: Callable[[Params], Py
         stage: a stage; one without terms of its own stays as it is.
         combine: parameters by group -> the network's parameters.
     """
-    if not stage.terms:
+    if not stage.client_terms:
         return stage
 
     def accuracy(
@@ -87,8 +87,8 @@ def with_local_scores(setup: Setup, stage: Stage, combine: Callable[[Params], Py
         TERM,
         (),
         lambda step: jnp.zeros(()),
-        group=stage.terms[-1].group,
+        group=stage.client_terms[-1].group,
         server=AtServer(participates=never),
         log=ForLog(measure, diagnose),
     )
-    return stage._replace(terms=(*stage.terms, term))
+    return stage.with_terms(term)

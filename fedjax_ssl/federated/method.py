@@ -20,7 +20,6 @@ from fedjax_ssl.models import Outputs
 
 if TYPE_CHECKING:
     from fedjax_ssl.federated.local_step import TakeStep
-    from fedjax_ssl.federated.round import Turn
 
 PyTree = Any
 # parameter group -> tree; one group "model" unless the method declares more
@@ -77,8 +76,7 @@ class Method(NamedTuple):
     # ^ in some stage its clients have other weights in the average than the run's weighting
     stages: tuple[int, ...] = ()  # rounds after which another stage begins
     samplers: "tuple[Sampler, ...] | None" = None
-    # ^ of clients, by stage and kind: the steps they draw decide how clients are placed; None: not
-    # known
+    # ^ of clients, by stage: the steps they draw decide how clients are placed; None: not known
 
 
 class Kept(NamedTuple):
@@ -274,7 +272,6 @@ class ClientResult(NamedTuple):
     client: Client  # who trained
     params: PyTree  # params of the network, as trained
     groups: Params  # the same by parameter group
-    sent_params: Params  # by parameter group, as the server sent them
     start_params: Params  # by parameter group, as the client started
     model_state: PyTree  # batch statistics at the end
     local: dict[str, PyTree]  # local states of all terms
@@ -327,11 +324,6 @@ def no_state(key: Key[Array, ""], params: PyTree, model_state: PyTree, clients: 
 def always(sent: Broadcast, context: RoundContext) -> Bool[Array, " p"]:
     """All clients of the cohort have something to train on."""
     return context.valid
-
-
-def all_members(clients: Client) -> Bool[Array, " p"]:
-    """All clients are of this kind."""
-    return jnp.ones(clients.id.shape, bool)
 
 
 def never(sent: Broadcast, context: RoundContext) -> Bool[Array, " p"]:
@@ -440,55 +432,11 @@ class Losses(NamedTuple):
         return sum((self.terms[term.name] for term in terms), start=jnp.zeros(()))
 
 
-class ClientKind(NamedTuple):
-    """Clients that train otherwise than the rest of the cohort."""
+class Training(NamedTuple):
+    """Local training of a round, of clients or of the server."""
 
-    members: Callable[
-        [Client], Bool[Array, " p"]
-    ]  # clients, leading axis p -> True for those of this kind; the first one counts
-    terms: tuple[Term, ...]  # as in `Stage`, with the next one
-    sampler: "Sampler"  # batches of their local training
-    rate: Callable[[Client], Float[Array, ""]] | None = None
-    # ^ client -> factor of its learning rate; None: 1
-    weigh: Callable[[Client, dict[str, PyTree]], Float[Array, ""]] | None = None
-    # ^ as in `Stage`, with its own uploads
-    wrap_step: "Callable[[TakeStep], TakeStep] | None" = None  # as in `Stage`
-
-
-class ServerTraining(NamedTuple):
-    """Training at the server on its own labelled examples."""
-
-    terms: tuple[Term, ...]  # losses on its own examples
-    sampler: "Sampler"  # batches of them
-    when: tuple[str, ...] = ("after",)
-    # ^ "before" the clients, "after" their models were averaged, or both
-    keep_optimizer: bool = False  # the state of its local optimizer lives on from round to round
-    rate: Callable[[Client], Float[Array, ""]] | None = None  # as in `Stage`
-
-
-class Stage(NamedTuple):
-    """A stretch of rounds with its own terms, batches and cohort; the server state goes on from
-    stage to stage.
-
-    A round trains the clients, if there are terms for them, and the server, if it has terms.
-
-    Example:
-        >>> from fedjax_ssl.federated import labelled_epochs
-        >>> sampler = labelled_epochs(batch_size=10, local_epochs=1, max_labelled=50)
-        >>> stage = fs.Stage(terms=(), sampler=sampler, labelled_quota="only", rounds=20)
-        >>> stage.rounds
-        20
-    """
-
-    terms: tuple[Term, ...]  # losses of clients; none: only the server trains
-    sampler: "Sampler | None"  # batches of clients; None: where all clients are of `kinds`
-    labelled_quota: str = "proportional"  # see `fedjax_ssl.federated.sample_cohort`
-    rounds: int | None = None  # None: until the end
-    count_labels: Callable[[Client], Array] = lambda clients: clients.num_labelled  # for the quota
-    server: ServerTraining | None = None
-    # ^ training at the server, before or after that of the clients; None: none
-    kinds: tuple[ClientKind, ...] = ()
-    # ^ clients of the cohort to whom `terms`, `sampler`, `rate`, `weigh` do not apply
+    terms: tuple[Term, ...]  # losses
+    sampler: "Sampler"  # batches
     rate: Callable[[Client], Float[Array, ""]] | None = None
     # ^ client -> factor of its learning rate; None: 1
     weigh: Callable[[Client, dict[str, PyTree]], Float[Array, ""]] | None = None
@@ -496,28 +444,49 @@ class Stage(NamedTuple):
     wrap_step: "Callable[[TakeStep], TakeStep] | None" = None
     # ^ local step of a parameter group -> another one in its place, before those of the terms: with
     # another gradient or other forward passes; None: as it is
-    around_clients: "Callable[[Turn, Stage, Callable], tuple[ServerState, Metrics]] | None" = None
-    # ^ (round, this stage, training of the clients: round -> result) -> the same result (state,
-    # metrics), for what trains beside them; None: as it is
+
+
+class Stage(NamedTuple):
+    """A stretch of rounds with its own terms, batches and cohort; the server state goes on from
+    stage to stage.
+
+    A round trains the clients, the server on its own labelled examples, or both.
+
+    Example:
+        >>> from fedjax_ssl.federated import labelled_epochs
+        >>> sampler = labelled_epochs(batch_size=10, local_epochs=1, max_labelled=50)
+        >>> stage = fs.Stage(fs.Training((), sampler), labelled_quota="only", rounds=20)
+        >>> stage.rounds
+        20
+    """
+
+    clients: Training | None  # None: only the server trains
+    server: Training | None = None  # None: only clients train
+    when: tuple[str, ...] = ("after",)
+    # ^ the server trains "before" the clients, "after" their models were averaged, or both;
+    # "beside" them it is a member of the average
+    replicas: int = 1
+    # ^ members of the average that the server is, beside the clients: each draws batches of its own
+    # and weighs 1
+    statistics_of: str = "members"
+    # ^ whose batch statistics the next model has: all "members" of the average, or "replicas" alone
+    keep_server_optimizer: bool = False
+    # ^ the state of the server's local optimizer lives on from round to round
+    labelled_quota: str = "proportional"  # see `fedjax_ssl.federated.sample_cohort`
+    rounds: int | None = None  # None: until the end
+    count_labels: Callable[[Client], Array] = lambda clients: clients.num_labelled  # for the quota
 
     @property
-    def trains_clients(self) -> bool:
-        """Returns whether there are terms for clients; otherwise only the server trains."""
-        return bool(self.terms or self.kinds)
+    def client_terms(self) -> tuple[Term, ...]:
+        """Losses of clients; none where only the server trains."""
+        return () if self.clients is None else self.clients.terms
 
-    @property
-    def own_kind(self) -> ClientKind | None:
-        """Returns the clients of no other kind; None where the stage has no batches for them."""
-        if self.sampler is None:
-            return None
-        return ClientKind(
-            all_members,
-            self.terms,
-            self.sampler,
-            self.rate,
-            self.weigh,
-            self.wrap_step,
-        )
+    def with_terms(self, *terms: Term) -> "Stage":
+        """Return a stage whose clients have more terms; without clients, the same."""
+        if self.clients is None:
+            return self
+        own = self.clients
+        return self._replace(clients=own._replace(terms=(*own.terms, *terms)))
 
 
 class Schedule(NamedTuple):

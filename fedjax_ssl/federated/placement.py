@@ -14,6 +14,7 @@ ways around it: gather everything and add in client order, or add integers.
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple, TypeGuard, cast
 
 import jax
@@ -26,7 +27,11 @@ from fedjax_ssl.data import LoadedInputs
 from fedjax_ssl.federated.client import (
     AVERAGE,
     LOCAL_STEP,
-    ClientUpdate,
+    LocalRound,
+    finish_client,
+    plan_client,
+    start_client,
+    take_local_step,
     train_client,
 )
 from fedjax_ssl.federated.client_states import without_examples
@@ -46,7 +51,7 @@ _BITS = 30
 
 
 def train_cohort(
-    update_of: Callable[[Download], ClientUpdate],
+    local_of: Callable[[Download], LocalRound],
     download: Download,
     clients: Client,
     valid: Bool[Array, " p"],
@@ -60,7 +65,7 @@ def train_cohort(
     """Trains a cohort's clients.
 
     Args:
-        update_of: download -> local training, a `ClientUpdate`.
+        local_of: download -> what all clients share.
         download: what all clients receive; every device of a mesh is given it.
         clients: leading axis p.
         valid: False on slots without a client.
@@ -88,16 +93,16 @@ def train_cohort(
     """
     check_choices(REDUCTIONS, reduce=reduce)
     if mesh is None:
-        update = update_of(download)
         return _train_on_one_device(
-            update, update.finish, clients, valid, placement, chunk_size, loop
+            local_of(download), False, clients, valid, placement, chunk_size, loop
         )
     axes = mesh.axis_names
     size = valid.shape[0]
     clients, valid = _fill_up(clients, valid, -size % mesh.size)
     clients = without_examples(clients, valid)
     if order is None:
-        num_steps = jax.vmap(lambda client: update_of(download).plan(client).num_steps)(clients)
+        plans = jax.vmap(partial(plan_client, local_of(download)))(clients)
+        num_steps = plans.num_steps
         order = deal(jnp.where(valid, num_steps, 0), mesh.size)
     slots = jnp.argsort(order)  # where each client went
     clients, valid = jax.tree.map(lambda x: x[order], (clients, valid))
@@ -109,13 +114,8 @@ def train_cohort(
             download = download._replace(inputs=cast(Array, download.inputs.of_this_device()))
         # Nothing is added on the devices: every client's own values are needed to add them in
         # client order.
-        update = update_of(download)
-
-        def stacking(*done):
-            return ((), update.finish(*done))
-
         _, (summed, stacked) = _train_on_one_device(
-            update, stacking, clients, valid, placement, chunk_size, loop
+            local_of(download), True, clients, valid, placement, chunk_size, loop
         )
         return sum_over_devices(summed, valid, axes, size, reduce, slots), jax.lax.all_gather(
             stacked, axes, tiled=True
@@ -182,28 +182,25 @@ def _take_share(cohort: PyTree, mesh: Mesh) -> PyTree:
 
 
 def _train_on_one_device(
-    update: ClientUpdate,
-    finish: Callable[[Client, Plan, ClientProgress], tuple[PyTree, PyTree]],
+    local: LocalRound,
+    stacking: bool,
     clients: Client,
     valid: Bool[Array, " p"],
     placement: str,
     chunk_size: int,
     loop: str,
 ) -> tuple[PyTree, PyTree]:
-    if placement != "lanes":
-        # of all at once: small operations that each client would wait for
-        plans = jax.vmap(update.plan)(clients)
+    def run(one: tuple[Any, ...]) -> tuple[PyTree, PyTree]:
+        done = finish_client(local, *one) if len(one) == 3 else train_client(local, *one, loop)
+        return ((), done) if stacking else done
 
-        def whole(one: tuple[Client, Plan]) -> tuple[PyTree, PyTree]:
-            client, plan = one
-            return finish(client, plan, train_client(update, client, plan, loop))
-
-        return map_clients(whole, (clients, plans), valid, placement, chunk_size)
-    _check(placement, chunk_size)
-    plans, ends = run_lanes(update, clients, valid, min(chunk_size, valid.shape[0]))
-    return map_clients(
-        lambda one: finish(*one), (clients, plans, ends), valid, "chunked", chunk_size
-    )
+    if placement == "lanes":
+        _check(placement, chunk_size)
+        plans, ends = run_lanes(local, clients, valid, min(chunk_size, valid.shape[0]))
+        return map_clients(run, (clients, plans, ends), valid, "chunked", chunk_size)
+    # of all at once: small operations that each client would wait for
+    plans = jax.vmap(partial(plan_client, local))(clients)
+    return map_clients(run, (clients, plans), valid, placement, chunk_size)
 
 
 def map_clients(
@@ -315,12 +312,12 @@ def pack(num_steps: Int[Array, " p"], num_lanes: int) -> LanePlan:
 
 
 def run_lanes(
-    update: ClientUpdate, clients: Client, valid: Bool[Array, " p"], num_lanes: int
+    local: LocalRound, clients: Client, valid: Bool[Array, " p"], num_lanes: int
 ) -> tuple[Plan, ClientProgress]:
     """Run the local steps of a cohort in lanes.
 
     Args:
-        update: a `ClientUpdate`.
+        local: what all clients share.
         clients: leading axis p.
         valid: False on slots without a client.
         num_lanes: L, at least 1.
@@ -329,7 +326,7 @@ def run_lanes(
         (plan, progress at the end) of every client, leading axis p.
     """
     size = valid.shape[0]
-    plans = jax.vmap(update.plan)(clients)
+    plans = jax.vmap(partial(plan_client, local))(clients)
     num_steps = jnp.where(valid, plans.num_steps, 0).astype(jnp.int32)
     lane_plan = pack(num_steps, num_lanes)
     lanes = jnp.arange(num_lanes, dtype=jnp.int32)
@@ -348,7 +345,8 @@ def run_lanes(
         # leaves what it has reached: no lane asks whether a client begins or ends. An idle lane
         # writes beyond the end.
         client, progress = jax.tree.map(lambda x: x[known], (clients, progresses))
-        after = jax.vmap(update.step)(client, within, batch_of(plans, known, within), progress)
+        batch = batch_of(plans, known, within)
+        after = jax.vmap(partial(take_local_step, local))(client, within, batch, progress)
         target = jnp.where(busy, who, size + lanes)
         progresses = jax.tree.map(
             lambda kept, new: kept.at[target].set(new, mode="drop", unique_indices=True),
@@ -358,7 +356,7 @@ def run_lanes(
         last = busy & (within == num_steps[known] - 1)
         return place + last.astype(jnp.int32), progresses
 
-    start = jnp.zeros(num_lanes, jnp.int32), jax.vmap(update.start)(clients)
+    start = jnp.zeros(num_lanes, jnp.int32), jax.vmap(partial(start_client, local))(clients)
     return plans._replace(num_steps=num_steps), jax.lax.fori_loop(
         0, lane_plan.length, take_step, start
     )[1]

@@ -80,13 +80,14 @@ class DPSGD:
             2
         """
 
+        def noisy(step: TakeStep) -> TakeStep:
+            return with_noisy_gradients(step, self.clip, noise, setup.batch_size)
+
         def private(stage: Stage) -> Stage:
+            clients = stage.clients
             sampler = poisson_batches(setup.batch_size, setup.local_epochs, setup.max_labelled)
             return stage._replace(
-                sampler=sampler if stage.terms else stage.sampler,
-                wrap_step=lambda step: with_noisy_gradients(
-                    step, self.clip, noise, setup.batch_size
-                ),
+                clients=clients and clients._replace(sampler=sampler, wrap_step=noisy)
             )
 
         guard = UploadTransform("dp_sgd", covers=_COVERS, check=_refuse)
@@ -220,8 +221,10 @@ def _refuse(recipe: Recipe, leaves: Mapping[str, Sequence[str]]) -> None:
     setup = recipe.setup
     usual = labelled_epochs(setup.batch_size, setup.local_epochs, setup.max_labelled)
     for stage in recipe.stages:
-        supervised = [term.name for term in stage.terms] == ["supervised"]
-        if not supervised or stage.sampler is not usual or stage.wrap_step is not None:
+        clients = stage.clients
+        supervised = [term.name for term in stage.client_terms] == ["supervised"]
+        plain = clients and clients.sampler is usual and clients.wrap_step is None
+        if not (supervised and plain):
             raise ConfigError(
                 f"{begin}clients of {recipe.name or 'this method'} do more than to learn from "
                 "labelled examples one by one; use config.method.name=fedavg, without "

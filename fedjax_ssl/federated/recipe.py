@@ -1,7 +1,6 @@
 """The data that a method's file returns: a `Recipe`, of which the engine makes a `Method`."""
 
-from collections.abc import Callable, Mapping
-from types import MappingProxyType
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
@@ -17,22 +16,12 @@ from fedjax_ssl.federated.method import (
     Sampler,
     Schedule,
     ServerState,
-    ServerTraining,
-    Snapshot,
     Stage,
 )
-from fedjax_ssl.federated.setup import LearningRate, Setup
+from fedjax_ssl.federated.setup import Setup
 from fedjax_ssl.federated.uploads.transform import UploadTransform
 from fedjax_ssl.models import Outputs
 from fedjax_ssl.own_code import check_arguments, where
-
-
-class Pretraining(NamedTuple):
-    """Training at the server alone before round 0, on a schedule of its own."""
-
-    server: ServerTraining  # training at the server, before round 0
-    rounds: int  # turns of it
-    learning_rate: LearningRate  # of its steps
 
 
 class ParameterGroups(NamedTuple):
@@ -50,8 +39,11 @@ class ParameterGroups(NamedTuple):
     # ^ parameters by group -> the network's parameters
     own_statistics: bool = False
     # ^ batch statistics stay at each client too, and are never averaged
-    unsent: Mapping[str, int] = MappingProxyType({})
-    # ^ by shared group, how many of its numbers stay at the clients: no bytes
+
+    @property
+    def shared(self) -> tuple[str, ...]:
+        """Groups that are sent and averaged."""
+        return tuple(group for group in self.names if group not in self.private)
 
 
 class Needs(NamedTuple):
@@ -95,7 +87,7 @@ class Recipe(NamedTuple):
         ...         return fs.objectives.batch_cross_entropy(logits, batch.observed, batch.mask)
         ...     term = fs.Term("supervised", (fs.View("plain", "labelled", inputs),), loss)
         ...     sampler = labelled_epochs(setup.batch_size, setup.local_epochs, setup.max_labelled)
-        ...     return fs.Recipe(setup, (fs.Stage((term,), sampler),))
+        ...     return fs.Recipe(setup, (fs.Stage(fs.Training((term,), sampler)),))
         >>> _ = fs.register("method", "plain", plain)
         >>> config = fs.load_config("digits", {"method.name": "plain", "rounds": 2})
         >>> fs.run(config, "runs/plain", quiet=True)["rounds"]
@@ -109,7 +101,6 @@ class Recipe(NamedTuple):
     groups: ParameterGroups = ParameterGroups()
     # ^ parts of the parameters that move apart, and which are private
     needs: Needs = Needs()  # kinds of labels without which it cannot run
-    pretraining: Pretraining | None = None  # before round 0
     init: Callable[[ServerState, FederatedData], ServerState] = lambda state, data: state
     # ^ (state before round 0, federation) -> the same with what is the method's own
     after_average: Callable[[ServerState, ServerState, FederatedData], ServerState] = (
@@ -121,11 +112,9 @@ class Recipe(NamedTuple):
     # global one
     predict: Callable[[ServerState, Outputs], Array] | None = None
     # ^ (state, that network's outputs) -> log-probabilities [n, K]; None: of its class scores
-    own_networks: bool = True
-    # ^ networks of clients with private groups predict; False: the global one does for all
-    personal: Callable[[ServerState, Array, Snapshot], Snapshot] | None = None
-    # ^ (state, client id, the global network with the client's private groups) -> the network that
-    # this client predicts with, of which only `groups` and `model_state` are read; None: that one
+    client_model: Callable[[ServerState, Array], tuple[PyTree, PyTree]] | None = None
+    # ^ (state, client id) -> (parameters, batch statistics) of the network that predicts for this
+    # client; None: the global one, with the client's private groups where `network` is not given
     class_scores: bool = True  # losses or predictions read the network's class scores
     uploads: tuple[UploadTransform, ...] = ()
     # ^ changes of uploads on their way (FedMatch's sparse differences), before those of the run
@@ -134,9 +123,6 @@ class Recipe(NamedTuple):
     # average
     in_sum: str = ""
     # ^ the setting with which its server sees what clients send in sum alone, for messages
-    receive: Callable[[Client, Params], Params] | None = None
-    # ^ where something is lost on the way to a client: (client, with what terms sent to it; the
-    # parameters sent, by shared group) -> those that it starts from
     check: Callable[[FederatedData], list[str]] | None = None  # as in `Method`
     on_host: bool = False  # as in `Method`
     looks_at_all: bool = False
@@ -182,9 +168,10 @@ class Recipe(NamedTuple):
             )
 
         def of_stage(stage: Stage) -> Stage:
-            kinds = tuple(kind._replace(sampler=changed(kind.sampler)) for kind in stage.kinds)
-            own = None if stage.sampler is None else changed(stage.sampler)
-            return stage._replace(kinds=kinds, sampler=own)
+            own = stage.clients
+            if own is None:
+                return stage
+            return stage._replace(clients=own._replace(sampler=changed(own.sampler)))
 
         return self._replace(stages=tuple(map(of_stage, self.stages)))
 

@@ -2,10 +2,8 @@
 log says of it.
 """
 
-from collections.abc import Callable
 from functools import partial, reduce
-from types import MappingProxyType
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -13,12 +11,11 @@ from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Bool, Float, Int, Key
 
 from fedjax_ssl.data import FederatedData, LoadedInputs, NotLoaded
-from fedjax_ssl.federated.client import AVERAGE, ClientUpdate
+from fedjax_ssl.federated.client import AVERAGE, local_round
 from fedjax_ssl.federated.client_states import (
     all_clients,
     clients_of,
     gather_states,
-    merge_states,
     part_of,
     server_as_client,
     without_examples,
@@ -26,31 +23,29 @@ from fedjax_ssl.federated.client_states import (
 )
 from fedjax_ssl.federated.cohort import Cohort, random_slots
 from fedjax_ssl.federated.execution import Execution, place_clients
-from fedjax_ssl.federated.local_training import LocalTraining
-from fedjax_ssl.federated.messages import Arrivals, ClientLog, Download, Sums
+from fedjax_ssl.federated.messages import Arrivals, Download, Sums
 from fedjax_ssl.federated.method import (
     Broadcast,
     Client,
-    ClientKind,
     Kept,
     Metrics,
     Now,
     RoundContext,
     RoundResult,
     ServerState,
-    ServerTraining,
     Stage,
+    Training,
     Validation,
-    all_members,
 )
 from fedjax_ssl.federated.optimizers import fedavg, mean_scale
 from fedjax_ssl.federated.packing import cut, packing
 from fedjax_ssl.federated.placement import train_cohort
-from fedjax_ssl.federated.round_log import Clients, bytes_sent, with_server, work_done
+from fedjax_ssl.federated.recipe import ParameterGroups
+from fedjax_ssl.federated.round_log import bytes_sent, with_server, work_done
 from fedjax_ssl.federated.setup import Setup
 from fedjax_ssl.federated.traffic import BYTES_PER_NUMBER, count, entries
 from fedjax_ssl.federated.uploads.sums import combined
-from fedjax_ssl.federated.uploads.transform import identity
+from fedjax_ssl.federated.uploads.transform import chain
 from fedjax_ssl.keys import named_key
 
 PyTree = Any
@@ -58,46 +53,9 @@ PyTree = Any
 CLIENT_MODELS = "client_models"
 
 
-class Turn(NamedTuple):
-    """Local training of a round, and what it starts from."""
-
-    training: LocalTraining  # parts that stay the same over the rounds
-    context: RoundContext  # the round before anything was sent
-    state: ServerState  # before the round
-    data: FederatedData
-    learning_rate: Float[Array, ""]
-    join: Callable[[Sums], Sums] = lambda clients: clients
-    # ^ adds what trains beside the clients to their sums
-
-
-class Task(NamedTuple):
-    """Clients of one kind, what they do, and where."""
-
-    kind: ClientKind
-    members: Bool[Array, " p"]
-    place: Callable[..., tuple[Sums, Arrivals]]
-    # ^ (update of, download, clients, valid) -> (summed, stacked)
-
-
-class Results(NamedTuple):
-    """Results of the clients, or of one kind of them."""
-
-    summed: Sums
-    stacked: Arrivals
-
-
-class Trained(NamedTuple):
-    """A cohort after local training."""
-
-    download: Download  # message to all clients
-    context: RoundContext  # the round with what each client was sent
-    sent: dict[str, Broadcast]  # by term
-    results: list[Results]  # by kind
-
-
 def run_round(
     setup: Setup,
-    training: LocalTraining,
+    groups: ParameterGroups,
     stage: Stage,
     start: int,
     run_key: Key[Array, ""],
@@ -109,7 +67,7 @@ def run_round(
 
     Args:
         setup: the run.
-        training: parts of local training that stay the same over the rounds.
+        groups: parameter groups.
         stage: stage of this round.
         start: rounds before the stage.
         run_key: the run's.
@@ -117,24 +75,24 @@ def run_round(
         data: the federation.
         execution: where the clients run.
     """
-    training = training._replace(keep_models=execution.keep_models)
     key = _round_key(run_key, state.round)
+    rate = setup.learning_rate(state.round - start)
     part = part_of(data, state.round, setup.rounds)
     federation = all_clients(data, part)
     drawn = None
     if isinstance(data.inputs, LoadedInputs):
         drawn = data.inputs.drawn
         federation = federation._replace(rows=cast(Array, NotLoaded(federation.rows.shape)))
-    if drawn is None or not stage.trains_clients:
+    if drawn is None or stage.clients is None:
         cohort = draw_cohort(setup, stage, run_key, state.round, federation)
     else:  # not drawn again: the examples of these clients are there, and no others
         cohort = Cohort(*(table[state.round - drawn.first] for table in (drawn.ids, drawn.valid)))
     slots = random_slots(named_key(key, "slots"), cohort.ids, cohort.valid, data.num_clients)
 
-    def turn(state: ServerState) -> Turn:
+    def context_of(state: ServerState) -> RoundContext:
         clients = clients_of(data, cohort.ids, cohort.valid, part)
-        kept = gather_states(state.clients, cohort.ids, slots if training.keep_by_slot else None)
-        context = RoundContext(
+        kept = gather_states(state.clients, cohort.ids, slots if setup.keep_by == "slot" else None)
+        return RoundContext(
             key=key,
             run_key=run_key,
             number=state.round - start,
@@ -142,42 +100,36 @@ def run_round(
             clients=clients._replace(kept=kept),
             valid=cohort.valid,
             all_clients=federation._replace(kept=state.clients),
-            params=training.combine(state.params),
+            params=groups.combine(state.params),
             groups=state.params,
             model_state=state.model_state,
             inputs=data.inputs,
             validation=_validation(data),
             slots=slots,
         )
-        return Turn(training, context, state, data, rate)
 
-    rate = setup.learning_rate(state.round - start)
+    train_server = partial(_train_server, setup, groups, stage, data, rate)
     before = state
-    server = stage.server
-    logs: list[Metrics] = []
-    if server is not None and "before" in server.when:
-        state, log = train_at_server(turn(state), server, "server before")
-        logs.append(log)
     info: Metrics = {}
-    if stage.trains_clients:
-        train = partial(_train_clients, stage, execution)
-        if stage.around_clients is not None:
-            state, info = stage.around_clients(turn(state), stage, train)
-        else:
-            state, info = train(turn(state))
-    if server is not None and "after" in server.when:
-        state, log = train_at_server(turn(state), server)
+    logs: list[Metrics] = []
+    if stage.server is not None and "before" in stage.when:
+        state, log = train_server(context_of(state), state, "server before")
+        logs.append(log)
+    if stage.clients is not None:
+        context = context_of(state)
+        state, info = _train_clients(setup, groups, stage, data, rate, context, state, execution)
+    if stage.server is not None and "after" in stage.when:
+        state, log = train_server(context_of(state), state, "server")
         logs.append(log)
     info = reduce(with_server, logs, info)
-    if training.average_optimizer:
+    if setup.average_optimizer:
         info = {"optimizer_state_bytes": count(0), **info}
-    info["learning_rate"] = (
-        jnp.full_like(rate, jnp.nan) if getattr(training.optimizer, "own_rate", False) else rate
-    )
+    own_rate = getattr(setup.local_optimizer, "own_rate", False)
+    info["learning_rate"] = jnp.full_like(rate, jnp.nan) if own_rate else rate
     # A transform may have to do with every sum, also one of nobody: the noise of privacy.
-    alone = training.uploads.at_server is None
+    alone = chain(*setup.uploads).at_server is None
     participation = setup.participation
-    if participation and stage.trains_clients and alone:
+    if participation and stage.clients and alone:
         # Where nobody is there, the server does nothing either.
         there = partial(jnp.where, jnp.any(cohort.valid))
         state = jax.tree.map(there, state, before._replace(clients=state.clients))
@@ -198,7 +150,7 @@ def draw_cohort(
         number: rounds before this one.
         clients: all of the federation.
     """
-    if not stage.trains_clients:
+    if stage.clients is None:
         return Cohort(jnp.zeros((0,), jnp.int32), jnp.zeros((0,), bool))
     key = named_key(_round_key(run_key, number), "cohort")
     participation = setup.participation
@@ -217,119 +169,215 @@ def _round_key(run_key: Key[Array, ""], number: Int[Array, ""]) -> Key[Array, ""
     return jax.random.fold_in(named_key(run_key, "round"), number)
 
 
-def train_at_server(
-    turn: Turn, server: ServerTraining, key_name: str = "server"
+def _train_clients(
+    setup: Setup,
+    groups: ParameterGroups,
+    stage: Stage,
+    data: FederatedData,
+    rate: Float[Array, ""],
+    context: RoundContext,
+    state: ServerState,
+    execution: Execution,
+) -> tuple[ServerState, Metrics]:
+    """Train the cohort, with the server beside it where the stage says so, and average."""
+    training = stage.clients
+    assert training is not None
+    beside = stage.server is not None and "beside" in stage.when
+    received, of_replicas = _sent_by_optimizer(setup, context, state, stage.replicas * beside)
+    replicas: Sums | None = None
+    if beside:
+        replicas, state = _train_replicas(
+            setup, groups, stage, data, rate, context, state, of_replicas
+        )
+    # 1. All that is sent.
+    context, sent, download = _send(groups, training, data, rate, context, state, received)
+    # 2. Local training, without clients that have dropped out since.
+    participation = setup.participation
+    left = None if participation is None else participation.left(context)
+    summed, stacked = place_clients(
+        execution,
+        training.sampler,
+        state,
+        data,
+        partial(local_round, setup, groups, training, execution.keep_models),
+        download,
+        _active(training, context, sent, left),
+        context.valid,
+    )
+    if left is not None:
+        stacked = stacked._replace(arrived=stacked.arrived & ~left, lost=left)
+    # 3. The average.
+    state, info = _absorb(
+        setup,
+        groups,
+        training,
+        data,
+        context,
+        state,
+        sent,
+        download,
+        summed,
+        stacked,
+        replicas,
+        stage.statistics_of,
+    )
+    return state, info if replicas is None else with_server(info, work_done(replicas.work))
+
+
+def _train_server(
+    setup: Setup,
+    groups: ParameterGroups,
+    stage: Stage,
+    data: FederatedData,
+    rate: Float[Array, ""],
+    context: RoundContext,
+    state: ServerState,
+    key_name: str,
 ) -> tuple[ServerState, Metrics]:
     """Train the server as a federation of one client that is always there: (state, metrics)."""
-    state = turn.state
-    alone, task = at_server(turn, server, server_as_client(turn.data), key_name)
-    kept = alone.context.clients.kept
+    server = server_as_client(data)
+    own, training, context = _at_server(setup, stage, context, state, server, key_name, ())
+    own = own._replace(federated_optimizer=fedavg())
+    common = groups._replace(private=(), own_statistics=False)
+    kept = context.clients.kept
     assert kept is not None
-    alone = alone._replace(
-        training=alone.training._replace(federated_optimizer=fedavg(), private=()),
-        state=alone.state._replace(optimizer=(), clients=kept),
+    alone = state._replace(optimizer=(), local_optimizer={}, clients=kept)
+    context, sent, download = _send(common, training, data, rate, context, alone, ())
+    summed, stacked = train_cohort(
+        partial(local_round, own, common, training, False),
+        download,
+        _active(training, context, sent),
+        context.valid,
     )
-    trained, info = _train(alone, [task])
-    after = trained.clients.optimizer if server.keep_optimizer else state.server
+    trained, info = _absorb(
+        own, common, training, data, context, alone, sent, download, summed, stacked
+    )
     untouched = {
         "optimizer": state.optimizer,
         "clients": state.clients,
         "local_optimizer": state.local_optimizer,
     }
+    after = trained.clients.optimizer if stage.keep_server_optimizer else state.server
     return trained._replace(server=after, **untouched), info
 
 
-def at_server(
-    turn: Turn,
-    server: ServerTraining,
-    clients: Client,
-    key_name: str = "server",
-    federated: PyTree = (),
-) -> tuple[Turn, Task]:
-    """Return what the server does in place of clients: nothing is sent, and the state of its
-    optimizer is its own.
-
-    Args:
-        turn: the clients'.
-        server: what it trains.
-        clients: from `server_as_client`, leading axis that of `ServerState.server`.
-        key_name: tells its draws from those of clients.
-        federated: what these clients keep for the federated optimizer.
+def _train_replicas(
+    setup: Setup,
+    groups: ParameterGroups,
+    stage: Stage,
+    data: FederatedData,
+    rate: Float[Array, ""],
+    context: RoundContext,
+    state: ServerState,
+    received: PyTree,
+) -> tuple[Sums, ServerState]:
+    """Train the server as members of the average: (their sums, state with the optimizers that they
+    keep). Upload transforms do not see them: nothing of them leaves the server.
     """
-    always = jnp.ones(clients.id.shape, bool)
-    kept = Kept({}, turn.state.server if server.keep_optimizer else {}, {}, federated)
-    own = turn._replace(
-        training=turn.training._replace(
-            keep_optimizer=server.keep_optimizer,
-            keep_by_slot=False,
-            keep_models=False,
-            uploads=identity(),
-            receive=None,
-            weighting="uniform",
-            average_optimizer=False,
-            own_statistics=False,
-            unsent=MappingProxyType({}),
-            summation=None,
-            participation=None,
-        ),
-        context=turn.context._replace(
-            key=named_key(turn.context.key, key_name),
-            clients=clients._replace(kept=kept),
-            valid=always,
-            slots=None,
-        ),
-        state=turn.state._replace(local_optimizer={}),
-    )
-    kind = ClientKind(all_members, server.terms, server.sampler, server.rate)
-    return own, Task(kind, always, train_cohort)
-
-
-def _train_clients(stage: Stage, execution: Execution, turn: Turn) -> tuple[ServerState, Metrics]:
-    """Train the cohort, kind by kind."""
-    rest = jnp.ones_like(turn.context.valid)
-    tasks = []
-    for kind in stage.kinds:
-        members = rest & kind.members(turn.context.clients)
-        rest = rest & ~members
-        tasks.append((kind, members))
-    if (own := stage.own_kind) is not None:
-        tasks.insert(0, (own, rest))
-    placed = []
-    for kind, members in tasks:
-        place = partial(place_clients, execution, kind.sampler, turn.state, turn.data)
-        placed.append(Task(kind, members, place))
-    return _train(turn, placed)
-
-
-def _train(turn: Turn, tasks: list[Task]) -> tuple[ServerState, Metrics]:
-    """Train the clients and take the federated optimizer's step; the round is not counted here."""
-    return _absorb(turn, tasks, train_locally(turn, tasks))
-
-
-def train_locally(turn: Turn, tasks: list[Task]) -> Trained:
-    """Send what the clients of these kinds need, and train them."""
-    context = turn.context
-    state = turn.state
-    data = turn.data
-    participation = turn.training.participation
-    # 1. All that is sent.
-    states = dict(state.terms)
-    sent = {}
-    for term in (term for task in tasks for term in task.kind.terms):
-        sent[term.name], states[term.name] = term.server.prepare(states[term.name], context)
+    clients = _repeated(server_as_client(data), stage.replicas)
+    clients = clients._replace(id=jnp.arange(stage.replicas, dtype=clients.id.dtype))
     kept = context.clients.kept
     assert kept is not None
-    clients = context.clients._replace(
-        sent={name: message.own for name, message in sent.items()},
-        sent_by_optimizer=turn.training.federated_optimizer.send(
-            state.optimizer, kept.federated, context
+    nothing = _repeated(jax.tree.map(jnp.zeros_like, kept.federated), stage.replicas)
+    own, training, context = _at_server(setup, stage, context, state, clients, "server", nothing)
+    common = groups._replace(own_statistics=False)
+    alone = state._replace(local_optimizer={})
+    context, sent, download = _send(common, training, data, rate, context, alone, received)
+    summed, stacked = train_cohort(
+        partial(local_round, own, common, training, False),
+        download,
+        _active(training, context, sent),
+        context.valid,
+    )
+    if not stage.keep_server_optimizer:
+        return summed, state
+    keep = partial(_where_slots, stacked.counts)
+    return summed, state._replace(server=jax.tree.map(keep, stacked.kept.optimizer, state.server))
+
+
+def _at_server(
+    setup: Setup,
+    stage: Stage,
+    context: RoundContext,
+    state: ServerState,
+    clients: Client,
+    key_name: str,
+    federated: PyTree,
+) -> tuple[Setup, Training, RoundContext]:
+    """Return the run, the training and the round of what the server does in place of clients:
+    nothing is sent, and the state of its optimizer is its own, as is what its `clients` keep for
+    the federated optimizer.
+    """
+    assert stage.server is not None
+    kept = Kept({}, state.server if stage.keep_server_optimizer else {}, {}, federated)
+    own = setup._replace(
+        keep_optimizer=stage.keep_server_optimizer,
+        keep_by="client",
+        uploads=(),
+        weighting="uniform",
+        average_optimizer=False,
+        summation=None,
+        participation=None,
+    )
+    context = context._replace(
+        key=named_key(context.key, key_name),
+        clients=clients._replace(kept=kept),
+        valid=jnp.ones(clients.id.shape, bool),
+        slots=None,
+    )
+    return own, stage.server, context
+
+
+def _sent_by_optimizer(
+    setup: Setup, context: RoundContext, state: ServerState, replicas: int
+) -> tuple[PyTree, PyTree]:
+    """Return what the federated optimizer sends to clients, and to replicas of the server, to whom
+    it is what a client before its first round would be sent.
+    """
+    kept = context.clients.kept
+    assert kept is not None
+    optimizer = setup.federated_optimizer
+    if not replicas:
+        return optimizer.send(state.optimizer, kept.federated, context), ()
+    slots = context.slots
+    assert slots is not None
+    size = slots.shape[0]
+    nothing = _repeated(jax.tree.map(jnp.zeros_like, kept.federated), replicas)
+    received = optimizer.send(
+        state.optimizer,
+        jax.tree.map(lambda *x: jnp.concatenate(x), kept.federated, nothing),
+        context._replace(
+            slots=jnp.concatenate([slots, size + jnp.arange(replicas, dtype=slots.dtype)])
         ),
+    )
+    clients = jax.tree.map(lambda x: x[:size], received)
+    return clients, jax.tree.map(lambda x: x[size:], received)
+
+
+def _send(
+    groups: ParameterGroups,
+    training: Training,
+    data: FederatedData,
+    rate: Float[Array, ""],
+    context: RoundContext,
+    state: ServerState,
+    received: PyTree,
+) -> tuple[RoundContext, dict[str, Broadcast], Download]:
+    """Return the round with what each client is sent, what each term sends, and the message to all
+    clients.
+    """
+    states = dict(state.terms)
+    sent = {}
+    for term in training.terms:
+        sent[term.name], states[term.name] = term.server.prepare(states[term.name], context)
+    clients = context.clients._replace(
+        sent={name: message.own for name, message in sent.items()}, sent_by_optimizer=received
     )
     shared = {name: message.shared for name, message in sent.items()}
     download = Download(
         key=context.key,
         now=Now(context.number, shared, context.run_key, context.round),
-        learning_rate=turn.learning_rate,
+        learning_rate=rate,
         params=state.params,
         model_state=state.model_state,
         optimizer=state.optimizer,
@@ -340,54 +388,61 @@ def train_locally(turn: Turn, tasks: list[Task]) -> Trained:
         test=_test(data),
         uploads=state.uploads,
     )
-    context = context._replace(clients=clients)
-    # 2. The clients, kind by kind, without those that have dropped out since.
-    left = None if participation is None else participation.left(context)
-    results = []
-    for task in tasks:
-        asked = [term.server.participates(sent[term.name], context) for term in task.kind.terms]
-        stay = jnp.stack(asked).any(0) & task.members
-        active = without_examples(context.clients, stay if left is None else stay & ~left)
-        update_of = partial(ClientUpdate, turn.training, task.kind)
-        summed, stacked = task.place(update_of, download, active, context.valid)
-        if left is not None:
-            stacked = stacked._replace(arrived=stacked.arrived & ~left, lost=left)
-        results.append(Results(summed, stacked))
-    return Trained(download, context, sent, results)
+    return context._replace(clients=clients), sent, download
+
+
+def _active(
+    training: Training,
+    context: RoundContext,
+    sent: dict[str, Broadcast],
+    left: Bool[Array, " p"] | None = None,
+) -> Client:
+    """Return the cohort, in which clients that no term asks for, or that left, have no examples."""
+    asked = [term.server.participates(sent[term.name], context) for term in training.terms]
+    stay = jnp.stack(asked).any(0)
+    return without_examples(context.clients, stay if left is None else stay & ~left)
 
 
 @jax.named_scope(AVERAGE)
-def _absorb(turn: Turn, tasks: list[Task], trained: Trained) -> tuple[ServerState, Metrics]:
+def _absorb(
+    setup: Setup,
+    groups: ParameterGroups,
+    training: Training,
+    data: FederatedData,
+    context: RoundContext,
+    state: ServerState,
+    sent: dict[str, Broadcast],
+    download: Download,
+    summed: Sums,
+    stacked: Arrivals,
+    replicas: Sums | None = None,
+    statistics_of: str = "members",
+) -> tuple[ServerState, Metrics]:
     """Take the federated optimizer's step and hand the terms what the clients uploaded: (state,
     metrics).
     """
-    training = turn.training
-    state = turn.state
-    download, context, sent, results = trained
-    optimizer = training.federated_optimizer
-    kept = context.clients.kept
-    assert kept is not None
-    # 1. What all kinds of clients sent, as the run's transforms leave it.
-    together = _join(results, tasks, kept)
-    counts = together.stacked.counts & context.valid
-    summed = together.summed
-    if training.summation is not None:
-        summed = combined(training.summation, together.stacked.sent, summed, counts)
+    optimizer = setup.federated_optimizer
+    # 1. What clients sent, as the run's transforms leave it.
+    counts = stacked.counts & context.valid
+    weight = summed.weight
+    if setup.summation is not None:
+        summed = combined(setup.summation, stacked.sent, summed, counts)
     uploads = state.uploads
-    if (change := training.uploads.at_server) is not None:
+    if (change := chain(*setup.uploads).at_server) is not None:
         summed, uploads = change(named_key(context.key, "uploads"), summed, context, uploads)
         summed = summed._replace(tallies={})
     averages = summed.averages
-    summed = turn.join(summed)
+    if replicas is not None:
+        summed = _joined(summed, replicas, statistics_of)
     # 2. The federated optimizer's step on the parameters; batch statistics take their mean.
     before = {
-        group: packing(state.params[group]).pack(state.params[group]) for group in training.shared
+        group: packing(state.params[group]).pack(state.params[group]) for group in groups.shared
     }
     moved, optimizer_state = optimizer.apply(state.optimizer, before, summed.update, context)
     flat_state, unravel_state = ravel_pytree(state.model_state)
     scale = mean_scale(summed.weight).astype(flat_state.dtype)
-    slots = context.slots if training.keep_by_slot else None
-    new = together.stacked.kept
+    slots = context.slots if setup.keep_by == "slot" else None
+    new = stacked.kept
     after = state._replace(
         params={
             g: packing(tree).unpack(moved[g]) if g in moved else tree
@@ -400,35 +455,40 @@ def _absorb(turn: Turn, tasks: list[Task], trained: Trained) -> tuple[ServerStat
         local_optimizer=_mean_optimizer(state.local_optimizer, summed.optimizer),
         uploads=uploads,
     )
-    # 3. Every term sees what its own clients sent, and the states before and after.
-    outcomes: dict[str, RoundResult] = {}
-    seen = RoundResult(context, Broadcast(), (), counts, (), summed.weight, state, after)
-    for task, result in zip(tasks, results, strict=True):
-        outcomes |= _outcomes(task, result, averages, seen, sent)
-    terms = [term for task in tasks for term in task.kind.terms]
+    # 3. Every term sees what its clients sent, and the states before and after.
+    outcomes = {
+        term.name: RoundResult(
+            context=context,
+            sent=sent[term.name],
+            uploads=stacked.terms[term.name],
+            counts=counts,
+            averages=averages[term.name],
+            weight=weight,
+            before=state,
+            after=after,
+        )
+        for term in training.terms
+    }
+    terms = training.terms
     absorbed = {
         term.name: term.server.server_update(after.terms[term.name], outcomes[term.name])
         for term in terms
     }
     # 4. The log, of which nothing comes back.
     info = work_done(summed.work) | {"clients": jnp.sum(context.valid, dtype=jnp.int32)}
-    if training.participation is not None:
-        lost = context.valid & together.stacked.lost
-        info["lost_clients"] = jnp.sum(lost, dtype=jnp.int32)
-    state_size = 0 if training.own_statistics else flat_state.size
-    kinds = [
-        Clients(task.kind.terms, task.members, result.stacked.arrived)
-        for task, result in zip(tasks, results, strict=True)
-    ]
-    sent_size = {g: entries(arrays) - training.unsent.get(g, 0) for g, arrays in before.items()}
-    info |= bytes_sent(kinds, outcomes, optimizer.sends(before), sent_size, state_size)
-    if training.average_optimizer:
+    if setup.participation is not None:
+        info["lost_clients"] = jnp.sum(context.valid & stacked.lost, dtype=jnp.int32)
+    state_size = 0 if groups.own_statistics else flat_state.size
+    sizes = {group: entries(arrays) for group, arrays in before.items()}
+    beside = optimizer.sends(before)
+    info |= bytes_sent(terms, stacked.arrived, outcomes, beside, sizes, state_size)
+    if setup.average_optimizer:
         # Beside the bytes above and not among them: ProtoFSSL, whose clients share one optimizer,
         # does not count it.
         size = 2 * BYTES_PER_NUMBER * entries(state.local_optimizer)
         info["optimizer_state_bytes"] = count(info["clients"], size)
-    truth = turn.data.labels[context.clients.rows]
-    log = together.stacked.log
+    truth = data.labels[context.clients.rows]
+    log = stacked.log
     if log.model is not None:
         info[CLIENT_MODELS] = {
             "params": log.model.params,
@@ -439,28 +499,6 @@ def _absorb(turn: Turn, tasks: list[Task], trained: Trained) -> tuple[ServerStat
     for term in terms:
         info |= term.log.diagnose(outcomes[term.name], truth, log.measured[term.name])
     return after._replace(terms={**after.terms, **absorbed}), info
-
-
-def _outcomes(
-    task: Task,
-    result: Results,
-    averages: dict[str, PyTree],
-    seen: RoundResult,
-    sent: dict[str, Broadcast],
-) -> dict[str, RoundResult]:
-    """Return what the server sees for each term of one kind of clients; others of the cohort do
-    not count.
-    """
-    return {
-        term.name: seen._replace(
-            sent=sent[term.name],
-            uploads=result.stacked.terms[term.name],
-            counts=result.stacked.counts & seen.context.valid & task.members,
-            averages=averages[term.name],
-            weight=result.summed.weight,
-        )
-        for term in task.kind.terms
-    }
 
 
 def _mean_optimizer(
@@ -482,43 +520,26 @@ def _mean_optimizer(
     }
 
 
-def _join(results: list[Results], tasks: list[Task], before: Kept) -> Results:
-    """Return the results of all kinds of clients together; what a term sent or averaged stays with
-    its kind's results.
-    """
-    if len(results) == 1:
-        return results[0]
-    sums = [result.summed._replace(averages={}) for result in results]
-    # Every kind has terms of its own.
-    averages = {name: own for r in results for name, own in r.summed.averages.items()}
-    kept = [
-        (result.stacked.kept, task.members) for result, task in zip(results, tasks, strict=True)
-    ]
-    model = results[0].stacked.log.model
-    for result, task in zip(results[1:], tasks[1:], strict=True):
-        mine = partial(where_slots, task.members)
-        model = jax.tree.map(mine, result.stacked.log.model, model)
-    stacked = Arrivals(
-        terms={},
-        counts=jnp.stack([result.stacked.counts for result in results]).any(0),
-        arrived=jnp.stack([result.stacked.arrived for result in results]).all(0),
-        kept=merge_states(kept, before),
-        log=ClientLog(
-            {name: value for r in results for name, value in r.stacked.log.measured.items()}, model
-        ),
-        lost=jnp.stack(
-            [r.stacked.lost & task.members for r, task in zip(results, tasks, strict=True)]
-        ).any(0),
-        # A slot is of one kind, and weighs 0 in the others.
-        sent=jax.tree.map(lambda *own: sum(own), *[r.stacked.sent for r in results]),
-    )
-    total = reduce(partial(jax.tree.map, jnp.add), sums)
-    return Results(total._replace(averages=averages), stacked)
-
-
-def where_slots(members: Bool[Array, " p"], new: Array, old: Array) -> Array:
+def _where_slots(members: Bool[Array, " p"], new: Array, old: Array) -> Array:
     """Return the new rows of members, and the old ones of others."""
     return jnp.where(members.reshape(-1, *[1] * (new.ndim - 1)), new, old)
+
+
+def _joined(clients: Sums, replicas: Sums, statistics_of: str) -> Sums:
+    """Add the replicas of the server to the sums of the average."""
+    averaged = ("update", "statistics", "weight")
+    both = {
+        name: jax.tree.map(jnp.add, getattr(clients, name), getattr(replicas, name))
+        for name in averaged
+    }
+    if statistics_of == "replicas":
+        both |= {"statistics": replicas.statistics, "weight": replicas.weight}
+    return clients._replace(**both)
+
+
+def _repeated(tree: Any, number: int) -> Any:
+    """Repeat the first entry of arrays."""
+    return jax.tree.map(lambda x: jnp.repeat(x[:1], number, axis=0), tree)
 
 
 def _validation(data: FederatedData) -> Validation:

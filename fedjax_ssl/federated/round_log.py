@@ -1,7 +1,6 @@
 """What the log says of a round: the work that was done, and the bytes that were sent."""
 
-from collections.abc import Iterable
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int
@@ -19,14 +18,6 @@ from fedjax_ssl.federated.traffic import BYTES_PER_NUMBER, count, entries
 PyTree = Any
 
 
-class Clients(NamedTuple):
-    """Clients of one kind in a round."""
-
-    terms: tuple[Term, ...]
-    members: Bool[Array, " p"]  # of the cohort's slots
-    arrived: Bool[Array, " p"]  # whose upload arrived
-
-
 def work_done(work: Work) -> Metrics:
     """Name the work of a round."""
     dtype = work.loss.dtype
@@ -39,39 +30,38 @@ def work_done(work: Work) -> Metrics:
 
 
 def bytes_sent(
-    clients_of: Iterable[Clients],
+    terms: tuple[Term, ...],
+    arrived: Bool[Array, " p"],
     outcomes: dict[str, RoundResult],
     beside: Numbers,
     sizes: dict[str, int],
     state_size: int,
 ) -> Metrics:
-    """Count the bytes of what travels, by its shapes: the model, unless a term of the client's kind
-    sends something in its place, and all else. Up go the parameter groups that a client trained.
+    """Count the bytes of what travels, by its shapes: the model, unless a term sends something in
+    its place, and all else. Up go the parameter groups that a client trained.
 
     Args:
-        clients_of: kinds of clients.
+        terms: of the clients.
+        arrived: whose upload arrived.
         outcomes: by term.
         beside: what the federated optimizer sends beside the model.
         sizes: numbers that are sent of the model, by shared group.
         state_size: numbers of batch statistics that are sent.
     """
-    down = up = count(0)
-    for kind in clients_of:
-        terms = kind.terms
-        present = outcomes[terms[0].name].context.valid & kind.members
-        clients = jnp.sum(present, dtype=jnp.int32)
-        arrived = jnp.sum(present & kind.arrived, dtype=jnp.int32)
-        trained = {term.group for term in terms} & sizes.keys()
-        traffic = [_traffic(term, outcomes[term.name], clients, arrived) for term in terms]
-        model = sum(sizes.values()) + state_size
-        numbers = model * all(one.model_down for one in traffic) + beside.down
-        down += count(clients, BYTES_PER_NUMBER * numbers)
-        model = sum(sizes[group] for group in trained) + state_size
-        numbers = model * all(one.model_up for one in traffic) + beside.up
-        up += count(arrived, BYTES_PER_NUMBER * numbers)
-        for one in traffic:
-            down = down + one.down
-            up = up + one.up
+    present = outcomes[terms[0].name].context.valid
+    clients = jnp.sum(present, dtype=jnp.int32)
+    uploads = jnp.sum(present & arrived, dtype=jnp.int32)
+    trained = {term.group for term in terms} & sizes.keys()
+    traffic = [_traffic(term, outcomes[term.name], clients, uploads) for term in terms]
+    model = sum(sizes.values()) + state_size
+    numbers = model * all(one.model_down for one in traffic) + beside.down
+    down = count(0) + count(clients, BYTES_PER_NUMBER * numbers)
+    model = sum(sizes[group] for group in trained) + state_size
+    numbers = model * all(one.model_up for one in traffic) + beside.up
+    up = count(0) + count(uploads, BYTES_PER_NUMBER * numbers)
+    for one in traffic:
+        down = down + one.down
+        up = up + one.up
     return {"bytes_down": down, "bytes_up": up}
 
 

@@ -6,7 +6,7 @@ when the array grows.
 """
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -216,19 +216,16 @@ def with_local_steps(stage: Stage, steps: int) -> Stage:
         ValueError: the method has numbers of steps of its own.
     """
     check_whole_numbers(local_steps=steps)
-    kinds = [kind for kind in (stage.own_kind, *stage.kinds) if kind is not None and kind.terms]
-    if any(kind.sampler.going_on is None for kind in kinds):
+    clients = stage.clients
+    if clients is None:
+        return stage
+    go_on = clients.sampler.going_on
+    if go_on is None:
         raise ValueError(
             f"config.optimizer.local_steps is {steps}, but this method draws its batches "
             "otherwise than in passes over examples; leave local_steps out and give "
             "config.optimizer.local_epochs, or use a method such as 'fedavg' or 'fixmatch'"
         )
-    stage = stage._replace(kinds=tuple(_going_on(kind, steps) for kind in stage.kinds))
-    return _going_on(stage, steps) if stage.terms else stage
-
-
-def _going_on(part: Any, steps: int) -> Any:
-    """Count the steps of a stage, or of a kind of clients, in a term that they keep."""
     counter = AtClient(
         keep=lambda params, model_state, client: jnp.zeros((), jnp.int32),
         remember=lambda trained: _steps_done(trained.client) + trained.num_steps,
@@ -237,11 +234,12 @@ def _going_on(part: Any, steps: int) -> Any:
         LOCAL_STEPS,
         (),
         lambda step: jnp.zeros(()),
-        group=part.terms[0].group,
+        group=clients.terms[0].group,
         server=AtServer(participates=never),
         client=counter,
     )
-    return part._replace(terms=(*part.terms, no_loss), sampler=part.sampler.going_on(steps))
+    # A term that clients keep counts their steps.
+    return stage._replace(clients=clients._replace(sampler=go_on(steps))).with_terms(no_loss)
 
 
 def _steps_done(client: Client) -> Int[Array, ""]:

@@ -66,12 +66,12 @@ from fedjax_ssl.checks import check_whole_numbers, checked, is_zero
 from fedjax_ssl.federated import (
     Needs,
     Recipe,
-    ServerTraining,
     Setup,
     Stage,
     Step,
     Steps,
     Term,
+    Training,
 )
 from fedjax_ssl.federated.method import AtServer, PyTree, RoundResult, ServerState, View, never
 from fedjax_ssl.federated.sampler import labelled_epochs, paired_batches, passes
@@ -718,13 +718,14 @@ def _method_of_terms(
         epochs = labelled_epochs(
             settings.server_batch_size, settings.server_epochs, setup.max_server
         )
-        server = ServerTraining(at_server, epochs, when=("before",))
+        server = Training(at_server, epochs)
     size = settings.unlabelled_ratio * setup.batch_size
     bounds = (setup.max_labelled, setup.max_unlabelled)
     sampler = paired_batches(
         setup.batch_size, size, _steps(setup, settings), *bounds, labelled_too=settings.labelled_too
     )
-    stage = Stage(terms, sampler if terms else None, server=server)
+    clients = Training(terms, sampler) if terms else None
+    stage = Stage(clients, server, when=("before",))
     return Recipe(setup, (stage,), network=network, needs=Needs(("labels", "server")))
 
 

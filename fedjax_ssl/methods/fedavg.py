@@ -24,7 +24,7 @@ same lines with other losses, batches and messages.
 | - loss l(w; b) | `methods/parts/terms.py` `supervised_term` |
 | - its gradient | `federated/local_step.py` `plain_gradient` |
 | - w = w - eta times the gradient | `federated/local_optimizer.py` `descend` |
-| return w to the server | `federated/client.py` `ClientUpdate.finish` |
+| return w to the server | `federated/client.py` `finish_client` |
 
 References:
     McMahan et al., Communication-efficient learning of deep networks from decentralized data,

@@ -21,7 +21,7 @@ from jaxtyping import Array, Float, Int, Key
 
 from fedjax_ssl.checks import checked
 from fedjax_ssl.data import WeakLabels
-from fedjax_ssl.federated import Needs, Recipe, Setup, Stage, Term
+from fedjax_ssl.federated import Needs, Recipe, Setup, Stage, Term, Training
 from fedjax_ssl.federated.method import AtServer, Client, Now, Sampler, Schedule, Step
 from fedjax_ssl.keys import named_key
 from fedjax_ssl.methods.parts.channel_terms import with_l1
@@ -187,8 +187,7 @@ def local_epochs_done(step: Step, local_epochs: int, rampup: str) -> Float[Array
 
 def _sets_stage(setup: Setup, terms: tuple[Term, ...], l1: float | Array, set_size: int) -> Stage:
     return Stage(
-        with_l1(terms, l1),
-        set_per_step(setup.local_epochs, set_size),
+        Training(with_l1(terms, l1), set_per_step(setup.local_epochs, set_size)),
         labelled_quota="only",
         count_labels=_count_members,
     )

@@ -43,11 +43,11 @@ from fedjax_ssl.federated import (
     Recipe,
     RoundContext,
     RoundResult,
-    ServerTraining,
     Stage,
     Step,
     Term,
     Traffic,
+    Training,
     map_rows,
 )
 from fedjax_ssl.federated.messages import Upload
@@ -265,16 +265,18 @@ def fedmatch(setup: Setup, settings: FedMatch) -> Recipe:
         Bounds(setup.max_labelled, setup.min_labelled, setup.max_unlabelled),
         settings.shuffle,
     )
-    stage = Stage((_unsupervised(setup, settings),), sampler, labelled_quota="any")
+    clients = Training((_unsupervised(setup, settings),), sampler)
     if settings.lr_schedule == "client":
-        stage = stage._replace(rate=lambda one: _remembered(one).plateau.factor)
+        clients = clients._replace(rate=lambda one: _remembered(one).plateau.factor)
     supervised = supervised_term(setup)._replace(
         weight=settings.supervised_weight, group=settings.parts[0]
     )
+    server = None
     if settings.at_server:
-        stage = stage._replace(server=_server_training(setup, settings, supervised))
+        server = _server_training(setup, settings, supervised)
     else:
-        stage = stage._replace(terms=(supervised, *stage.terms))
+        clients = clients._replace(terms=(supervised, *clients.terms))
+    stage = Stage(clients, server, when=("before",), labelled_quota="any")
 
     def check(data: FederatedData) -> list[str]:
         if settings.lr_schedule == "none":
@@ -561,7 +563,7 @@ def sparse_messages(settings: FedMatch) -> UploadTransform:
         def moved(part: str) -> PyTree:
             packed = packing(sent.parts[part])
             return jax.tree.map(
-                jnp.subtract, packed.pack(sent.parts[part]), packed.pack(trained.sent_params[part])
+                jnp.subtract, packed.pack(sent.parts[part]), packed.pack(trained.start_params[part])
             )
 
         update = {**upload.update, **{part: moved(part) for part in settings.uploaded}}
@@ -643,7 +645,7 @@ def costs(outcome: RoundResult) -> Metrics:
     return metrics
 
 
-def _server_training(setup: Setup, settings: FedMatch, supervised: Term) -> ServerTraining:
+def _server_training(setup: Setup, settings: FedMatch, supervised: Term) -> Training:
     """Epochs over the server's labelled examples in stored order, before the clients, at a rate
     of its own.
     """
@@ -652,7 +654,7 @@ def _server_training(setup: Setup, settings: FedMatch, supervised: Term) -> Serv
         settings.server_batch_size, None, settings.server_epochs, bounds, settings.shuffle
     )
     if settings.lr_schedule == "none":
-        return ServerTraining((supervised,), sampler, when=("before",))
+        return Training((supervised,), sampler)
 
     def server_update(state: Plateau, outcome: RoundResult) -> Plateau:
         after = next_plateau(state, outcome.uploads[0], settings.patience)
@@ -666,9 +668,7 @@ def _server_training(setup: Setup, settings: FedMatch, supervised: Term) -> Serv
         ),
         client=AtClient(collect=lambda trained: validate(setup, settings, trained)[0]),
     )
-    return ServerTraining(
-        (term,), sampler, when=("before",), rate=lambda client: client.sent[term.name]
-    )
+    return Training((term,), sampler, rate=lambda client: client.sent[term.name])
 
 
 # Helpers: clients whose models say nearly the same of an image of noise, by which nobody has to

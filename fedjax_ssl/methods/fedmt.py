@@ -41,6 +41,7 @@ from fedjax_ssl.federated import (
     Stage,
     Step,
     Term,
+    Training,
 )
 from fedjax_ssl.federated.forward import separate_passes
 from fedjax_ssl.federated.method import AtServer, Broadcast, Metrics, PyTree, never
@@ -95,8 +96,7 @@ class FedMT(ServerTurn):
         gate: "confident": who has no confident example sits the round out; "none": trains by
             projection alone, over all its examples with a label.
         mixup_alpha: alpha of the Beta distribution of the mixing share, > 0.
-        warm_start: before round 0 the server trains alone, for its epochs of a round at the
-            learning rate of round 0.
+        warm_start: in the first round the server trains alone.
         separate_passes: a forward pass per loss, see `fedjax_ssl.methods.semifl`.
     """
 
@@ -156,10 +156,14 @@ def fedmt(setup: Setup, settings: FedMT) -> Recipe:
         labels = labels._replace(server=labels.server._replace(participates=_confident_or_labelled))
     sampler = confident_epochs(setup.batch_size, setup.local_epochs, from_all, ungated)
     clients = Stage(
-        (labels, *terms), sampler, wrap_step=separate_passes if settings.separate_passes else None
+        Training(
+            (labels, *terms),
+            sampler,
+            wrap_step=separate_passes if settings.separate_passes else None,
+        )
     )
     return alternating(
-        setup, clients, settings, ("coarse", "server"), pretraining_rounds=int(settings.warm_start)
+        setup, clients, settings, ("coarse", "server"), warm_up_rounds=int(settings.warm_start)
     )
 
 

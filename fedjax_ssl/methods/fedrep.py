@@ -30,17 +30,16 @@ from fedjax_ssl.federated import (
     Needs,
     Recipe,
     Sampler,
-    ServerTraining,
     Setup,
     Stage,
     Step,
     Term,
+    Training,
     epochs,
     in_turn,
 )
 from fedjax_ssl.federated.method import ForLog, PyTree, RoundResult, ServerState, Traffic
 from fedjax_ssl.federated.packing import packing
-from fedjax_ssl.federated.replicas import with_replicas
 from fedjax_ssl.federated.traffic import BYTES_PER_NUMBER, count
 from fedjax_ssl.methods.parts import second_head
 from fedjax_ssl.methods.parts.channel_terms import check_one_space
@@ -113,22 +112,23 @@ def fedrep(
     server_terms = tuple(class_term(setup, group, f"{group} at server") for group in (HEAD, BODY))
     at_server = _class_epochs(server_batch_size, head_epochs, body_epochs, setup.max_server)
     stage = Stage(
-        (terms[0], body),
-        sampler,
+        Training((terms[0], body), sampler),
+        Training(server_terms, at_server),
+        when=("beside",),
+        keep_server_optimizer=setup.keep_optimizer,
         labelled_quota="only",
         count_labels=count_coarse,
-        server=ServerTraining(server_terms, at_server, keep_optimizer=setup.keep_optimizer),
     )
     groups = second_head.by_head(SECOND_HEAD, HEAD, BODY)
-    recipe = Recipe(
+    return Recipe(
         setup,
         (stage,),
         groups if shared_head else groups._replace(private=(SECOND_HEAD,)),
         Needs(("coarse", "server"), every_one=True),
-        own_networks=False,  # a client's own head does not score classes
+        # A client's own head does not score classes: the global network predicts for all.
+        network=lambda state: (groups.combine(state.params), state.model_state),
         check=check_one_space if shared_head else None,
     )
-    return with_replicas(recipe)
 
 
 def class_term(setup: Setup, group: str, name: str) -> Term:
@@ -166,9 +166,9 @@ def _with_class_labels(setup: Setup, head_epochs: int, body_epochs: int) -> Reci
         head = packing(state.params[HEAD]).unpack(mean)
         return second_head.join_groups({**state.params, HEAD: head}), state.model_state
 
-    stage = Stage(terms, sampler, labelled_quota="only")
+    stage = Stage(Training(terms, sampler), labelled_quota="only")
     groups = second_head.by_head(HEAD, BODY)._replace(private=(HEAD,))
-    return Recipe(setup, (stage,), groups, network=mean_head)
+    return Recipe(setup, (stage,), groups, network=mean_head, client_model=own_model(groups))
 
 
 def _class_epochs(batch_size: int, head_epochs: int, body_epochs: int, most: int) -> Sampler:

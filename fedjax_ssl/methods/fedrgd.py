@@ -40,9 +40,9 @@ from fedjax_ssl.federated import (
     RoundResult,
     Sampler,
     Schedule,
-    ServerTraining,
     Stage,
     Step,
+    Training,
 )
 from fedjax_ssl.federated.method import (
     AtServer,
@@ -53,7 +53,6 @@ from fedjax_ssl.federated.method import (
     Term,
     View,
 )
-from fedjax_ssl.federated.replicas import with_replicas
 from fedjax_ssl.federated.sampler import fixed_steps, paired_batches
 from fedjax_ssl.federated.setup import Setup
 from fedjax_ssl.methods.parts.consistency import LABELLED, UNLABELLED, judge_unlabelled, strong_view
@@ -137,18 +136,24 @@ def fedrgd(setup: Setup, settings: FedRGD) -> Recipe:
     streams: tuple[str, ...] = (UNLABELLED,) if learns else (LABELLED,)
     if learns and settings.labels == "client":
         streams = (LABELLED, UNLABELLED)
-    stage = Stage(tuple(terms[name] for name in streams), steps_of(setup, settings, streams))
+    stage = Stage(
+        Training(tuple(terms[name] for name in streams), steps_of(setup, settings, streams))
+    )
     needs = Needs(("labels",))
     if settings.labels == "server":
-        server = ServerTraining(
-            (supervised._replace(name="supervised at server"),),
-            steps_of(setup, settings, (LABELLED,), setup.max_server),
-            keep_optimizer=setup.keep_optimizer,
+        stage = stage._replace(
+            server=Training(
+                (supervised._replace(name="supervised at server"),),
+                steps_of(setup, settings, (LABELLED,), setup.max_server),
+            ),
+            when=("beside",),
+            replicas=setup.federated_optimizer.num_groups,
+            statistics_of="replicas",
+            keep_server_optimizer=setup.keep_optimizer,
+            labelled_quota="any" if learns else "only",
         )
-        stage = stage._replace(labelled_quota="any" if learns else "only", server=server)
         needs = Needs(("server",)) if learns else Needs(("labels", "server"), every_one=True)
-    recipe = Recipe(setup, (stage,), needs=needs)
-    return with_replicas(recipe, setup.federated_optimizer.num_groups, own_statistics=True)
+    return Recipe(setup, (stage,), needs=needs)
 
 
 def unlabelled_term(setup: Setup, settings: FedRGD) -> Term:

@@ -16,7 +16,7 @@ import jax
 from jaxtyping import Array
 
 from fedjax_ssl.checks import checked
-from fedjax_ssl.federated import Needs, Recipe, Setup, Stage, Term
+from fedjax_ssl.federated import Needs, Recipe, Setup, Stage, Term, Training
 from fedjax_ssl.federated.method import Step
 from fedjax_ssl.methods.parts import second_head
 from fedjax_ssl.methods.parts.alternating_training import ServerTurn, server_training
@@ -85,7 +85,7 @@ def fedtrans(setup: Setup, settings: FedTrans) -> Recipe:
         terms = (*terms, _silent(supervised)._replace(name="supervised body", group=BODY))
     stages = (
         coarse_stage(setup, settings.coarse_rounds),
-        Stage((), None, server=server._replace(terms=terms)),
+        Stage(None, server=server._replace(terms=terms)),
     )
     # What has no loss in a stage is in a group of its own and takes no step there, not even one of
     # weight decay.
@@ -114,7 +114,9 @@ def coarse_stage(setup: Setup, rounds: int) -> Stage:
     """
     sampler = coarse_epochs(setup.batch_size, setup.local_epochs, setup.max_known)
     term = coarse_term(setup, "fedtrans", BODY)
-    return Stage((term,), sampler, labelled_quota="only", rounds=rounds, count_labels=count_coarse)
+    return Stage(
+        Training((term,), sampler), labelled_quota="only", rounds=rounds, count_labels=count_coarse
+    )
 
 
 def _silent(term: Term) -> Term:

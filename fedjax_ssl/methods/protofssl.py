@@ -44,6 +44,7 @@ from fedjax_ssl.federated import (
     Step,
     Term,
     Traffic,
+    Training,
     View,
     map_rows,
 )
@@ -201,8 +202,7 @@ def protofssl(setup: Setup, settings: ProtoFSSL) -> Recipe:
     # A step is an episode.
     sampler = episodes(setup, settings, _learns_unlabelled)
     stage = Stage(
-        (_term(setup, settings),),
-        sampler,
+        Training((_term(setup, settings),), sampler),
         labelled_quota="any" if settings.global_source else "only",
     )
     recipe = Recipe(

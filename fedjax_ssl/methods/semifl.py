@@ -23,7 +23,7 @@ References:
 from dataclasses import dataclass
 
 from fedjax_ssl.checks import checked
-from fedjax_ssl.federated import Recipe, Setup, Stage
+from fedjax_ssl.federated import Recipe, Setup, Stage, Training
 from fedjax_ssl.federated.forward import separate_passes
 from fedjax_ssl.methods.parts.alternating_training import ServerTurn, alternating
 from fedjax_ssl.methods.parts.confident_pseudo_labels import (
@@ -79,7 +79,11 @@ def semifl(setup: Setup, settings: SemiFL) -> Recipe:
     losses = confident_losses(setup, 1.0, settings.mix_weight, settings.mixup_alpha)
     sampler = confident_epochs(setup.batch_size, setup.local_epochs)
     clients = Stage(
-        (labels, *losses), sampler, wrap_step=separate_passes if settings.separate_passes else None
+        Training(
+            (labels, *losses),
+            sampler,
+            wrap_step=separate_passes if settings.separate_passes else None,
+        )
     )
     return alternating(setup, clients, settings)
 
@@ -92,4 +96,4 @@ def single(setup: Setup, settings: ServerTurn) -> Recipe:
         setup: the run.
         settings: the method's own.
     """
-    return alternating(setup, Stage((), None), settings)
+    return alternating(setup, Stage(None), settings)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from fedjax_ssl import federated
-from fedjax_ssl.federated import ServerTraining, Term
+from fedjax_ssl.federated import Term, Training
 from tests import toy
 from tests.federated.test_toy_methods import after, looking, method_of, number, own_id, pull
 
@@ -88,9 +88,7 @@ def test_a_client_with_an_accumulator_that_is_not_finite_is_dropped() -> None:
 @pytest.mark.thorough
 def test_the_server_has_an_optimizer_of_its_own() -> None:
     data = toy.federation(server=4)
-    server = ServerTraining(
-        (pull("server", lambda step: jnp.asarray(7.0)),), toy.in_order("all", 4, 1)
-    )
+    server = Training((pull("server", lambda step: jnp.asarray(7.0)),), toy.in_order("all", 4, 1))
     client = pull("id", own_id)
     with_server, _ = after(method_of(data, client, server=server, **RMSPROP), data)
     without, _ = after(method_of(data, client, **RMSPROP), data)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from fedjax_ssl import federated
-from fedjax_ssl.federated import Recipe, Stage, build
+from fedjax_ssl.federated import Recipe, Stage, Training, build
 from fedjax_ssl.methods.parts.terms import PseudoLabels, pseudo_label_term, supervised_term
 from tests import toy
 
@@ -88,7 +88,8 @@ def test_labelled_training_is_the_plain_loop(float64, weighting: str) -> None:
     data = toy.federation()
     run = setup(data, weighting)
     stage = Stage(
-        (supervised_term(run),), toy.in_order("labelled", BATCH, STEPS), labelled_quota="any"
+        Training((supervised_term(run),), toy.in_order("labelled", BATCH, STEPS)),
+        labelled_quota="any",
     )
     method = build(Recipe(run, (stage,)))
     start = method.init(jax.random.key(0), data)
@@ -121,7 +122,7 @@ def test_weighted_pseudo_labels_are_not_renormalized(float64) -> None:
         ), state
 
     term = pseudo_label_term(run, prepare)
-    stage = Stage((term,), toy.in_order("mixed", BATCH, STEPS), labelled_quota="any")
+    stage = Stage(Training((term,), toy.in_order("mixed", BATCH, STEPS)), labelled_quota="any")
     method = build(Recipe(run, (stage,)))
     start = method.init(jax.random.key(0), data)
     state, _ = toy.run(jax.jit(method.round), jax.random.key(0), start, data, 1)

@@ -17,12 +17,11 @@ from fedjax_ssl.federated import (
     AtClient,
     AtServer,
     Broadcast,
-    ClientKind,
     ParameterGroups,
     Recipe,
-    ServerTraining,
     Stage,
     Term,
+    Training,
     View,
     build,
 )
@@ -54,7 +53,7 @@ def cross_entropy_term(name: str, *views: View, **fields: Any) -> Term:
 
 def one_stage(data, *terms: Term, model: Model | None = None, **options: Any):
     run = toy.setup(data, model=model or toy.linear_model(), **options)
-    stage = Stage(terms, toy.in_order("labelled", BATCH, STEPS), labelled_quota="any")
+    stage = Stage(Training(terms, toy.in_order("labelled", BATCH, STEPS)), labelled_quota="any")
     return build(Recipe(run, (stage,)))
 
 
@@ -129,11 +128,13 @@ def test_parameter_groups_move_in_turn_and_only_by_their_own_losses(float64) -> 
         ), step.local
 
     stage = Stage(
-        (
-            cross_entropy_term("labels", weak, group="sigma"),
-            Term("pull", (weak,), pull, group="psi"),
+        Training(
+            (
+                cross_entropy_term("labels", weak, group="sigma"),
+                Term("pull", (weak,), pull, group="psi"),
+            ),
+            toy.in_order("labelled", BATCH, STEPS),
         ),
-        toy.in_order("labelled", BATCH, STEPS),
         labelled_quota="any",
     )
     run = toy.setup(data, model=toy.linear_model(), learning_rate=rate)
@@ -317,17 +318,12 @@ def test_if_every_update_is_dropped_the_model_stays() -> None:
     assert infos[0]["dropped_clients"] == 6.0
 
 
-def test_clients_of_a_kind_without_labels_train_unless_the_cohort_has_labels_only() -> None:
-    run = toy.setup(toy.federation())
-    stage = labelled_stage(run, None)
-    kind = ClientKind(lambda clients: clients.num_labelled == 0, stage.terms, stage.sampler)
-    for quota, trains in (("any", True), ("only", False)):
-        method = build(Recipe(run, (Stage((), None, labelled_quota=quota, kinds=(kind,)),)))
-        assert method.trains_unlabelled == trains
-
-
 def with_server(stage: Stage, when: tuple[str, ...]) -> Stage:
-    return stage._replace(server=ServerTraining(stage.terms, stage.sampler, when))
+    return stage._replace(server=stage.clients, when=when)
+
+
+def twice(stage: Stage) -> Stage:
+    return stage.with_terms(*stage.client_terms)
 
 
 @pytest.mark.parametrize(
@@ -338,7 +334,7 @@ def with_server(stage: Stage, when: tuple[str, ...]) -> Stage:
             lambda stage: {"stages": (stage, stage)},
             "every stage but the last needs a number of rounds",
         ),
-        (lambda stage: {"stages": (stage._replace(terms=stage.terms * 2),)}, "different names"),
+        (lambda stage: {"stages": (twice(stage),)}, "different names"),
         (lambda stage: {"stages": (with_server(stage, ("later",)),)}, "when is 'later'.*before"),
         (lambda stage: {"stages": (with_server(stage, ()),)}, "the server never trains"),
     ],

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from fedjax_ssl import federated
-from fedjax_ssl.federated import Recipe, Stage, build
+from fedjax_ssl.federated import Recipe, Stage, Training, build
 from fedjax_ssl.federated.optimizers import step_norm
 from fedjax_ssl.methods.parts.terms import supervised_term
 from tests import toy
@@ -106,7 +106,8 @@ def test_equally_many_steps_are_fedavg_or_fedprox(float64, mu: float) -> None:
             weighting="examples",
         )
         stage = Stage(
-            (supervised_term(setup),), toy.in_order("labelled", 4, 3), labelled_quota="any"
+            Training((supervised_term(setup),), toy.in_order("labelled", 4, 3)),
+            labelled_quota="any",
         )
         return toy.train(build(Recipe(setup, (stage,))), KEY, data, 2)
 

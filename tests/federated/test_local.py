@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from fedjax_ssl import federated, methods
-from fedjax_ssl.federated import AtServer, Broadcast, Recipe, Stage, Term, View, build
+from fedjax_ssl.federated import AtServer, Broadcast, Recipe, Stage, Term, Training, View, build
 from fedjax_ssl.methods.parts.terms import supervised_term
 from fedjax_ssl.models import Model, Outputs
 from tests import toy
@@ -42,7 +42,9 @@ def test_every_client_goes_on_with_its_own_model_and_batch_statistics() -> None:
     setup = toy.setup(
         data, model=averaging_model(), learning_rate=1.0, federated_optimizer=federated.local()
     )
-    stage = Stage((Term("own", (view,), loss),), toy.in_order("all", 4, 1), labelled_quota="any")
+    stage = Stage(
+        Training((Term("own", (view,), loss),), toy.in_order("all", 4, 1)), labelled_quota="any"
+    )
     method = build(Recipe(setup, (stage,)))
     state, infos = toy.train(method, jax.random.key(0), data, 3)
     inputs = np.asarray(data.inputs)
@@ -77,4 +79,4 @@ def test_what_needs_a_server_is_refused() -> None:
         server=AtServer(prepare=lambda state, context: (Broadcast(), state))
     )
     with pytest.raises(ValueError, match="this method's 'supervised' needs one"):
-        build(Recipe(setup, (Stage((asks,), toy.in_order("labelled", 4, 1)),)))
+        build(Recipe(setup, (Stage(Training((asks,), toy.in_order("labelled", 4, 1))),)))

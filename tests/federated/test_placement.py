@@ -10,7 +10,7 @@ from jax.sharding import Mesh
 
 from fedjax_ssl import federated, methods
 from fedjax_ssl.federated import all_clients, execution, map_clients, placement
-from fedjax_ssl.federated.client import ClientUpdate, train_client
+from fedjax_ssl.federated.client import LocalRound, train_client
 from fedjax_ssl.federated.placement import deal, without_examples
 from tests import toy
 
@@ -90,9 +90,9 @@ def test_loops_for_accelerators_train_as_that_of_a_cpu(
     seen: list[str] = []
     monkeypatch.setattr(execution, "backend", lambda: "gpu")
 
-    def noting(update: ClientUpdate, client: federated.Client, plan: Any, loop: str) -> Any:
+    def noting(local: LocalRound, client: federated.Client, plan: Any, loop: str) -> Any:
         seen.append(loop)
-        return train_client(update, client, plan, loop)
+        return train_client(local, client, plan, loop)
 
     monkeypatch.setattr(placement, "train_client", noting)
     other_state, other_metrics = rounds()

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from fedjax_ssl import federated
-from fedjax_ssl.federated import Recipe, Stage, build, sample_cohort
+from fedjax_ssl.federated import Recipe, Stage, Training, build, sample_cohort
 from fedjax_ssl.keys import named_key
 from fedjax_ssl.methods.parts.terms import supervised_term
 from fedjax_ssl.methods.parts.two_stages import labelled_stage
@@ -40,7 +40,8 @@ def in_order_method(data, optimizer, **changes):
         **changes,
     )
     stage = Stage(
-        (supervised_term(setup),), toy.in_order("labelled", BATCH, STEPS), labelled_quota="any"
+        Training((supervised_term(setup),), toy.in_order("labelled", BATCH, STEPS)),
+        labelled_quota="any",
     )
     return build(Recipe(setup, (stage,)))
 

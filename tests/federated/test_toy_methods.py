@@ -20,21 +20,19 @@ from fedjax_ssl.federated import (
     AtClient,
     AtServer,
     Broadcast,
-    ClientKind,
     FederatedOptimizer,
     ForLog,
     Method,
     Moved,
     ParameterGroups,
-    Pretraining,
     Recipe,
     Report,
     Sampler,
     Schedule,
-    ServerTraining,
     Stage,
     Term,
     Traffic,
+    Training,
     View,
     build,
     sample_cohort,
@@ -86,7 +84,8 @@ def method_of(
     is one number.
     """
     fields = {name: more.pop(name) for name in Stage._fields if name in more}
-    options = {name: more.pop(name) for name in ("pretraining",) if name in more}
+    options = {}
+    training = {name: more.pop(name) for name in Training._fields if name in more}
     start = start or {"w": 0.0}
     private = more.pop("private", ())
     around = more.pop("around", lambda recipe: recipe)
@@ -94,8 +93,7 @@ def method_of(
         data, model=numbers_model(**start), learning_rate=more.pop("learning_rate", 0.5), **more
     )
     stage = Stage(
-        terms,
-        fields.pop("sampler", toy.in_order("all", 4, steps)),
+        Training(terms, toy.in_order("all", 4, steps), **training),
         **{"labelled_quota": "any", **fields},
     )
     if len(start) == 1:
@@ -238,12 +236,12 @@ def test_groups_start_from_their_own_model_and_mix_through_the_server_alone(floa
     data = toy.federation(server=4)
     still = pull("still", lambda step: step.params["w"])
     at_server = Term("server", (looking(),), lambda step: 0.0 * step.params["w"])
-    server = ServerTraining((at_server,), toy.in_order("all", 4, 1))
     method = method_of(
         data,
         still,
-        server=server,
-        around=lambda recipe: federated.with_replicas(recipe, 2),
+        server=Training((at_server,), toy.in_order("all", 4, 1)),
+        when=("beside",),
+        replicas=2,
         federated_optimizer=grouped(2),
     )
     state = jax.jit(method.init)(KEY, data)
@@ -287,18 +285,15 @@ def test_every_client_is_scored_on_its_own_examples_by_its_own_model() -> None:
     data = toy.dataclasses.replace(data, test_client=owner)
     model = toy.linear_model()
     run = toy.setup(data, model=model)
-    stage = Stage((supervised_term(run),), toy.in_order("labelled", 4, 3), labelled_quota="any")
+    weights = supervised_term(run)._replace(group="w")
+    stage = Stage(
+        Training((weights, weights._replace(name="b", group="b")), toy.in_order("labelled", 4, 3)),
+        labelled_quota="any",
+    )
     method = build(
         Recipe(
             run,
-            (
-                stage._replace(
-                    terms=(
-                        stage.terms[0]._replace(group="w"),
-                        stage.terms[0]._replace(name="b", group="b"),
-                    )
-                ),
-            ),
+            (stage,),
             ParameterGroups(
                 ("w", "b"),
                 private=("b",),
@@ -332,8 +327,9 @@ TO_ZERO = pull("clients", lambda step: jnp.asarray(0.0))
 def test_the_server_trains_before_and_after_the_clients(float64) -> None:
     """Every training halves the distance: 4 -> 2 at the clients, and towards 10 at the server."""
     data = toy.federation(server=4)
-    server = ServerTraining((TO_TEN,), toy.in_order("all", 4, 1), ("before", "after"))
-    assert number(after(method_of(data, TO_ZERO, server=server, start={"w": 4.0}), data)[0]) == 6.75
+    server = Training((TO_TEN,), toy.in_order("all", 4, 1))
+    both = {"server": server, "when": ("before", "after")}
+    assert number(after(method_of(data, TO_ZERO, **both, start={"w": 4.0}), data)[0]) == 6.75
 
 
 @pytest.mark.thorough
@@ -343,24 +339,12 @@ def test_the_server_goes_on_with_its_momentum(float64) -> None:
     silent = toy.without(data, *range(6))
 
     def server_alone(rounds: int, steps: int, keep: bool) -> float:
-        server = ServerTraining((TO_TEN,), toy.in_order("all", 4, steps), keep_optimizer=keep)
-        method = method_of(silent, TO_ZERO, server=server, **momentum)
+        server = Training((TO_TEN,), toy.in_order("all", 4, steps))
+        method = method_of(silent, TO_ZERO, server=server, keep_server_optimizer=keep, **momentum)
         return number(after(method, silent, rounds)[0])
 
     assert server_alone(2, 2, True) == pytest.approx(server_alone(1, 4, False), rel=1e-12)
     assert abs(server_alone(2, 2, False) - server_alone(1, 4, False)) > 1e-3
-
-
-@pytest.mark.promise
-@pytest.mark.thorough
-def test_the_server_trains_alone_before_round_0(float64) -> None:
-    data = toy.federation(server=4)
-    server = ServerTraining(
-        (pull("pre", lambda step: jnp.asarray(8.0)),), toy.in_order("all", 4, 1)
-    )
-    before = Pretraining(server, 2, lambda number: jnp.where(number == 0, 0.5, 0.25))
-    method = method_of(data, pull("still", lambda step: step.params["w"]), pretraining=before)
-    assert number(jax.jit(method.init)(KEY, data)) == 5.0  # 0 -> 4 -> 5
 
 
 # 6. What is sent.
@@ -503,7 +487,16 @@ def test_a_view_may_draw_on_two_streams_and_say_which_rows_are_real() -> None:
         return wrong + real + 0.0 * jnp.sum(step.outputs["mix"].logits)
 
     run = toy.setup(data, model=Model(model.init, apply))
-    method = build(Recipe(run, (Stage((Term("mix", (both,), loss),), Sampler(schedule), "any"),)))
+    method = build(
+        Recipe(
+            run,
+            (
+                Stage(
+                    Training((Term("mix", (both,), loss),), Sampler(schedule)), labelled_quota="any"
+                ),
+            ),
+        )
+    )
     _, infos = after(method, data)
     assert infos[0]["loss"] == pytest.approx(0.0, abs=1e-6) and masks[0].shape == (4,)
 
@@ -524,53 +517,6 @@ def test_a_step_sees_the_model_that_was_received(float64) -> None:
 
     state, _ = after(method_of(data, pull("away", target), steps=3, learning_rate=1.0), data, 2)
     assert number(state) == 6.0
-
-
-@pytest.mark.promise
-@pytest.mark.thorough
-def test_two_kinds_of_clients_have_their_own_terms_steps_and_rates(float64) -> None:
-    """CBAFed: clients 0 and 1 take one step at the full rate towards 1, the others two at half
-    of it towards 9.
-    """
-    data = toy.federation()
-    kind = ClientKind(
-        members=lambda clients: clients.id < 2,
-        terms=(pull("labelled", lambda step: jnp.asarray(1.0)),),
-        sampler=toy.in_order("all", 4, 1),
-    )
-    sparse = ForLog(
-        traffic=lambda outcome: Traffic(federated.count(0), federated.count(1), model_up=False)
-    )
-    mean = AtServer(
-        init=lambda *_: jnp.zeros(2),
-        server_update=lambda _, seen: jnp.stack(
-            [seen.mean_or(jnp.ones(())), jnp.sum(seen.counts).astype(float)]
-        ),
-    )
-    ones = AtClient(
-        start=lambda *_: jnp.ones(()),
-        average=lambda trained: trained.local["labelled"],
-        remember=lambda trained: jnp.ones(()),
-        keep=lambda *_: jnp.zeros(()),
-    )
-    kind = kind._replace(
-        terms=(kind.terms[0]._replace(log=sparse, server=mean, client=ones),),
-        rate=lambda client: 0.5 + 0.5 * client.id.astype(float),
-    )
-    method = method_of(
-        data,
-        pull("rest", lambda step: jnp.asarray(9.0)),
-        kinds=(kind,),
-        rate=lambda _: 0.5,
-        steps=2,
-    )
-    state, infos = after(method, data)
-    assert number(state) == pytest.approx((0.25 + 0.5 + 4 * 9 * (1 - 0.75**2)) / 6, rel=1e-12)
-    assert infos[0]["local_steps"] == 2 + 4 * 2
-    # Each kind has its own mean, its own who counts and its own bytes, and remembers for itself.
-    np.testing.assert_array_equal(state.terms["labelled"], [1.0, 2.0])
-    np.testing.assert_array_equal(state.clients.terms["labelled"], [1, 1, 0, 0, 0, 0])
-    assert infos[0]["bytes_up"] == 4 * 4 + 1 and infos[0]["bytes_down"] == 6 * 4
 
 
 @pytest.mark.promise
@@ -671,8 +617,12 @@ def test_a_method_of_two_stages_traces_each_once() -> None:
     setup = toy.setup(data, model=numbers_model(w=0.0))
     sampler = toy.in_order("all", 4, 1)
     logged = ForLog(diagnose=lambda outcome, truth, measured: {"second": jnp.zeros(())})
-    first = Stage((Term("one", (looking(),), counted),), sampler, "any", rounds=1)
-    second = Stage((Term("two", (looking(),), counted, log=logged),), sampler, "any")
+    first = Stage(
+        Training((Term("one", (looking(),), counted),), sampler), labelled_quota="any", rounds=1
+    )
+    second = Stage(
+        Training((Term("two", (looking(),), counted, log=logged),), sampler), labelled_quota="any"
+    )
     after(build(Recipe(setup, (second,))), data, 2)
     alone = len(traced)
     _, infos = after(build(Recipe(setup, (first, second))), data, 2)

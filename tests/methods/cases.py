@@ -97,7 +97,7 @@ CASES = {
         learns_without_labels="the network labels whatever it is sure of",
     ),
     "fl2": Case(
-        settings={"pretrain_calls": 1},
+        settings={"pretrain_calls": 0},
         learns_without_labels="the network labels whatever it is sure of",
     ),
     "cbafed": Case(

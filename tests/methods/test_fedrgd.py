@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from fedjax_ssl import federated, methods
-from fedjax_ssl.federated import FederatedOptimizer, Recipe, Setup, Stage, Term, build
+from fedjax_ssl.federated import FederatedOptimizer, Recipe, Setup, Stage, Term, Training, build
 from fedjax_ssl.federated.grouped import averaging, default_sizes, equal_sizes
 from fedjax_ssl.methods.fedrgd import (
     FedRGD,
@@ -171,7 +171,10 @@ def test_momentum_stays_with_the_slots(float64) -> None:
         run = run_of(data, federated.fedavg(), cohort_size=1, local_optimizer=momentum)
         run = run._replace(keep_optimizer=keep, keep_by=keep_by)
         method = build(
-            Recipe(run, (Stage((term,), toy.in_order("all", 4, steps), labelled_quota="any"),))
+            Recipe(
+                run,
+                (Stage(Training((term,), toy.in_order("all", 4, steps)), labelled_quota="any"),),
+            )
         )
         return float(toy.train(method, KEY, data, rounds)[0].params["model"]["b"][0])
 

@@ -13,7 +13,7 @@ import pytest
 
 from fedjax_ssl import methods
 from fedjax_ssl.data import FederatedData
-from fedjax_ssl.federated import Recipe, ServerState, Stage, Term, build, mixed_epochs
+from fedjax_ssl.federated import Recipe, ServerState, Stage, Term, Training, build, mixed_epochs
 from fedjax_ssl.methods.parts.terms import (
     PseudoLabels,
     augmented_view,
@@ -30,7 +30,7 @@ GRAPH = {"num_bits": 128, "num_neighbors": 3}
 
 def stage_of(run, term: Term, quota: str = "proportional") -> Stage:
     sampler = mixed_epochs(run.batch_size, run.local_epochs, run.max_labelled, run.max_unlabelled)
-    return Stage((term,), sampler, labelled_quota=quota)
+    return Stage(Training((term,), sampler), labelled_quota=quota)
 
 
 def given_labels(run, table) -> Term:

@@ -344,7 +344,7 @@ def test_inputs_and_targets_are_mixed_in_the_same_share():
 
     terms = (confident_term(run, above(1.1)), term._replace(loss=difference))
     method = federated.build(
-        federated.Recipe(run, (federated.Stage(terms, confident_epochs(4, 2)),))
+        federated.Recipe(run, (federated.Stage(federated.Training(terms, confident_epochs(4, 2))),))
     )
     start = jax.jit(method.init)(key(), data)
     third = {"w": jnp.zeros_like(start.params["model"]["w"]), "b": jnp.asarray([0.0, 0.0, 5.0])}

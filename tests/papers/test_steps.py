@@ -65,7 +65,9 @@ def steps_of(run: Run) -> float:
         return local.local_steps
     key = jax.random.key(0)
     now = Now(np.int32(0))
-    count = jax.jit(jax.vmap(lambda client: stage.sampler.schedule(key, client, now).num_steps))
+    count = jax.jit(
+        jax.vmap(lambda client: stage.clients.sampler.schedule(key, client, now).num_steps)
+    )
     taken = np.asarray(count(all_clients(federation)))
     return float(taken[taken > 0].mean())
 

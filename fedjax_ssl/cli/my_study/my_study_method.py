@@ -8,7 +8,7 @@ fedjax_ssl.
 import jax
 import jax.numpy as jnp
 
-from fedjax_ssl.federated import Recipe, Setup, Stage, Step, Term, mixed_epochs
+from fedjax_ssl.federated import Recipe, Setup, Stage, Step, Term, Training, mixed_epochs
 from fedjax_ssl.methods.parts.terms import augmented_view
 from fedjax_ssl.methods.parts.two_stages import after_labelled_stage
 from fedjax_ssl.objectives import batch_cross_entropy
@@ -48,4 +48,4 @@ def entropy_minimization(
     sampler = mixed_epochs(
         setup.batch_size, setup.local_epochs, setup.max_labelled, setup.max_unlabelled
     )
-    return after_labelled_stage(setup, Stage(terms, sampler), warmup_rounds)
+    return after_labelled_stage(setup, Stage(Training(terms, sampler)), warmup_rounds)

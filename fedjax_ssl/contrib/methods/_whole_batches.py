@@ -3,7 +3,7 @@
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from fedjax_ssl.federated import Client, PyTree, Setup, Stage, Steps, Term, paired_batches
+from fedjax_ssl.federated import Client, PyTree, Setup, Stage, Steps, Term, Training, paired_batches
 
 RECOMMENDED = {
     "per_client": {
@@ -48,7 +48,7 @@ def whole_batches(
     def weigh(client: Client, uploads: dict[str, PyTree]) -> Float[Array, ""]:
         return client_weight(client, labelled_copies)
 
-    return Stage(terms, sampler, weigh=weigh)
+    return Stage(Training(terms, sampler, weigh=weigh))
 
 
 def steps_per_epoch(setup: Setup, client: Client) -> Int[Array, ""]:

@@ -32,28 +32,34 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float, Int, Key
 
 from fedjax_ssl.checks import checked, is_zero
 from fedjax_ssl.data import FederatedData
 from fedjax_ssl.federated import (
     BYTES_PER_NUMBER,
     AtClient,
-    ClientKind,
+    Client,
     ClientResult,
     LocalStep,
+    Now,
     PyTree,
     Recipe,
     RoundContext,
     RoundResult,
+    Sampler,
+    Schedule,
     ServerState,
     Setup,
     Snapshot,
     Stage,
     StepTaken,
+    Streams,
     TakeStep,
     Term,
     Traffic,
+    Training,
+    View,
     batches_per_epoch,
     count,
     labelled_epochs,
@@ -65,6 +71,7 @@ from fedjax_ssl.methods.parts.confident_pseudo_labels import (
     confident_epochs,
     confident_term,
     fix_term,
+    labelled_view,
     sent_to,
 )
 from fedjax_ssl.methods.parts.settings import Count, CountOrZero, Decay, Share, Weight
@@ -148,37 +155,65 @@ def cbafed(setup: Setup, settings: CBAFed) -> Recipe:
             "cbafed compares how many examples the classes have; it needs two classes at least"
         )
     labelled = supervised_term(setup)
+    learned = _learned_term(setup)
     if not is_zero(settings.local_residual):
-        labelled = labelled._replace(client=with_local_residual(setup.batch_size, settings))
-    unlabelled = ClientKind(
-        members=lambda clients: clients.num_labelled == 0,
-        terms=(
-            _labelling_term(setup, settings),
-            fix_term(setup, 1.0, as_labelled=True),
-        ),
-        sampler=confident_epochs(setup.batch_size, 1, with_partners=False, skip_single=True),
-        rate=lambda client: jnp.asarray(UNLABELLED_RATE, jnp.result_type(float)),
-        weigh=lambda client, uploads: jnp.sum(uploads[CONFIDENT]),
-    )
-    epochs = partial(
-        labelled_epochs, setup.batch_size, max_labelled=setup.max_labelled, skip_single=True
-    )
+        residual = with_local_residual(setup.batch_size, settings)
+        labelled = labelled._replace(client=residual)
+        learned = learned._replace(client=residual)
     together = Stage(
-        (labelled,),
-        epochs(setup.local_epochs),
-        kinds=(unlabelled,),
-        weigh=lambda client, uploads: (
-            settings.labelled_weight * client.num_labelled.astype(jnp.result_type(float))
-        ),
+        Training(
+            (_labelling_term(setup, settings), learned),
+            _epochs(setup),
+            rate=lambda client: jnp.where(_has_labels(client), 1.0, UNLABELLED_RATE),
+            weigh=partial(_weight, settings),
+        )
+    )
+    epochs = labelled_epochs(
+        setup.batch_size, settings.warmup_epochs, setup.max_labelled, skip_single=True
     )
     warm_up = Stage(
-        (labelled,),
-        epochs(settings.warmup_epochs),
-        labelled_quota="only",
-        rounds=settings.warmup_rounds,
+        Training((labelled,), epochs), labelled_quota="only", rounds=settings.warmup_rounds
     )
     recipe = Recipe(setup, (warm_up, together) if settings.warmup_rounds else (together,))
     return with_global_residual(recipe, settings)
+
+
+def _has_labels(client: Client) -> Bool[Array, "..."]:
+    return client.num_labelled > 0
+
+
+def _weight(settings: CBAFed, client: Client, uploads: dict[str, PyTree]) -> Float[Array, ""]:
+    """Return a client's labels times their factor, or how many examples it kept."""
+    labels = settings.labelled_weight * client.num_labelled.astype(jnp.result_type(float))
+    return jnp.where(_has_labels(client), labels, jnp.sum(uploads[CONFIDENT]))
+
+
+def _epochs(setup: Setup) -> Sampler:
+    """Return the run's local epochs over a client's labels, or one over the examples it kept."""
+    epochs = setup.local_epochs
+    sampler = confident_epochs(setup.batch_size, epochs, with_partners=False, skip_single=True)
+
+    def schedule(key: Key[Array, ""], client: Client, now: Now) -> Schedule:
+        drawn = sampler.schedule(key, client, now)
+        first = drawn.num_steps // epochs
+        return drawn._replace(num_steps=jnp.where(_has_labels(client), drawn.num_steps, first))
+
+    return sampler._replace(schedule=schedule)
+
+
+def _learned_term(setup: Setup) -> Term:
+    """Cross-entropy of a client's labels in fresh views, or of the examples that it kept in the
+    very views that it labelled.
+    """
+    seen = labelled_view(setup)
+
+    def build(key: Key[Array, ""], streams: Streams) -> Array:
+        batch = streams["fix"]
+        fresh = setup.normalize(setup.augment(key, batch.inputs))
+        own = (batch.observed >= 0).reshape(-1, *[1] * (fresh.ndim - 1))
+        return jnp.where(own, fresh, seen.build(key, streams))
+
+    return fix_term(setup, 1.0, View("fix", "fix", build))
 
 
 def class_thresholds(counts: Float[Array, " K"], settings: CBAFed) -> Thresholds:
@@ -225,7 +260,8 @@ def _labelling_term(setup: Setup, settings: CBAFed) -> Term:
 
     def kept_of(trained: ClientResult) -> Float[Array, " K"]:
         sent = sent_to(trained.client)
-        return class_counts(jnp.where(sent.confident, sent.labels, -1), setup.num_classes)
+        kept = sent.confident & ~_has_labels(trained.client)
+        return class_counts(jnp.where(kept, sent.labels, -1), setup.num_classes)
 
     def server_update(kept: Float[Array, " K"], outcome: RoundResult) -> Float[Array, " K"]:
         return jnp.sum(jnp.where(outcome.counts[:, None], outcome.uploads, 0.0), axis=0)
@@ -278,7 +314,7 @@ def with_local_residual(batch_size: int, settings: CBAFed) -> AtClient:
             steps = jnp.maximum(batches_per_epoch(labelled, batch_size, skip_single=True), 1)
             number = at.inputs.number
             epoch = number // steps
-            ends = ((number + 1) % steps == 0) & (epoch % RESIDUAL_EPOCHS == 0)
+            ends = (labelled > 0) & ((number + 1) % steps == 0) & (epoch % RESIDUAL_EPOCHS == 0)
             now = _blend(ends & (epoch > 0), settings.local_residual, held, at.network(taken))
             held = jax.tree.map(lambda old, new: jnp.where(ends, new, old), held, now)
             taken = at.with_network(taken, now)

@@ -50,6 +50,7 @@ from fedjax_ssl.federated import (
     Step,
     TakeStep,
     Term,
+    Training,
     never,
 )
 from fedjax_ssl.methods.parts.alternating_training import ServerTurn, alternating
@@ -89,8 +90,8 @@ class FL2(ServerTurn):
         eta: added to the size of the weights (ASAM).
         uncertainty_weights: clients weigh 1 - tau_k in the average; False: as
             `config.federated.weighting` says.
-        pretrain_calls: how often the server trains before round 0, for `server_epochs` each time; 0
-            leaves it out.
+        pretrain_calls: rounds at the start in which the server trains alone, for `server_epochs`
+            each; 0 leaves them out.
         static_batch_norm: statistics of batch norm layers by a pass over the data, with batches of
             10 at the server and of 2048 at the clients.
     """
@@ -150,16 +151,18 @@ def fl2(setup: Setup, settings: FL2) -> Recipe:
         )
         wrap_step = perturbed_step(consistency, probe, ascent)
     clients = Stage(
-        tuple(term for term in terms if not is_zero(term.weight)),
-        confident_epochs(setup.batch_size, setup.local_epochs, with_partners=False),
-        weigh=by_uncertainty if settings.uncertainty_weights else None,
-        wrap_step=wrap_step,
+        Training(
+            tuple(term for term in terms if not is_zero(term.weight)),
+            confident_epochs(setup.batch_size, setup.local_epochs, with_partners=False),
+            weigh=by_uncertainty if settings.uncertainty_weights else None,
+            wrap_step=wrap_step,
+        )
     )
     return alternating(
         setup,
         clients,
         settings,
-        pretraining_rounds=settings.pretrain_calls,
+        warm_up_rounds=settings.pretrain_calls,
         keep_optimizer=setup.keep_optimizer,
         norm_batch_sizes=(10, 2048),
     )

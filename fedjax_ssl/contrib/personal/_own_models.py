@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool
 
-from fedjax_ssl.federated import Recipe, Snapshot
+from fedjax_ssl.federated import PyTree, Recipe
 
 
 def check_predicts(recipe: Recipe, name: str) -> None:
@@ -20,7 +20,7 @@ def check_predicts(recipe: Recipe, name: str) -> None:
             "their own already and share nothing; use another federated optimizer, or leave "
             "personalize out"
         )
-    if recipe.predict is not None or not recipe.class_scores or not recipe.own_networks:
+    if recipe.predict is not None or not recipe.class_scores:
         raise ValueError(
             f"config.personalize.name is {name!r}, but predictions of method {recipe.name!r} are "
             "not the class scores of a network that clients could have of their own; use another "
@@ -28,17 +28,6 @@ def check_predicts(recipe: Recipe, name: str) -> None:
         )
 
 
-def check_stages(recipe: Recipe, name: str) -> None:
-    """Raise ValueError where clients are of several kinds, whose terms would need names of their
-    own.
-    """
-    if any(stage.kinds for stage in recipe.stages):
-        raise ValueError(
-            f"config.personalize.name is {name!r}, but clients of method {recipe.name!r} are of "
-            "several kinds; use another method"
-        )
-
-
-def when_trained(trained: Bool[Array, ""], own: Snapshot, common: Snapshot) -> Snapshot:
+def when_trained(trained: Bool[Array, ""], own: PyTree, common: PyTree) -> PyTree:
     """Return a client's own network where it has trained, and the common one otherwise."""
     return jax.tree.map(lambda mine, all: jnp.where(trained, mine, all), own, common)

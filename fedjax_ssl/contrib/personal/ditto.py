@@ -19,7 +19,7 @@ from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Bool, Float
 
 from fedjax_ssl.checks import checked
-from fedjax_ssl.contrib.personal._own_models import check_predicts, check_stages, when_trained
+from fedjax_ssl.contrib.personal._own_models import check_predicts, when_trained
 from fedjax_ssl.federated import (
     AtClient,
     AtServer,
@@ -30,8 +30,6 @@ from fedjax_ssl.federated import (
     PyTree,
     Recipe,
     ServerState,
-    Snapshot,
-    Stage,
     StepTaken,
     TakeStep,
     Term,
@@ -77,8 +75,8 @@ def ditto(recipe: Recipe, *, pull: Weight = 1.0) -> Recipe:
             trains alone.
 
     Raises:
-        ValueError: the method has several parameter groups or kinds of clients, or does not predict
-            with its network's scores.
+        ValueError: the method has several parameter groups, or does not predict with its network's
+            scores.
     """
 
     def move(step: TakeStep, at: LocalStep, before: _Local) -> _Local:
@@ -155,7 +153,6 @@ def _with_own_models(recipe: Recipe, name: str, mix: float | Array, move: Move) 
         move: (local step, as it is before the common model moves; the own model) -> the own model.
     """
     check_predicts(recipe, name)
-    check_stages(recipe, name)
     if len(recipe.groups.names) > 1:
         raise ValueError(
             f"config.personalize.name is {name!r}, but method {recipe.name!r} has the parameter "
@@ -185,14 +182,15 @@ def _with_own_models(recipe: Recipe, name: str, mix: float | Array, move: Move) 
     def remember(trained: ClientResult) -> _Kept:
         return _Kept(trained.local[name].model, jnp.ones((), bool))
 
-    def personal(state: ServerState, client: Array, network: Snapshot) -> Snapshot:
+    def client_model(state: ServerState, client: Array) -> tuple[PyTree, PyTree]:
         kept: _Kept = jax.tree.map(lambda table: table[client], state.clients.terms[name])
-        form = packing(network.groups[group])
-        common = form.pack(network.groups[group])
+        form = packing(state.params[group])
+        common = form.pack(state.params[group])
         own = _mixed(kept.model.mix, kept.model.weights, common)
-        statistics = ravel_pytree(network.model_state)[1](kept.model.statistics)
-        mine = Snapshot((), statistics, {group: form.unpack(own)})
-        return when_trained(kept.trained, mine, network)
+        statistics = ravel_pytree(state.model_state)[1](kept.model.statistics)
+        mine = recipe.groups.combine({group: form.unpack(own)}), statistics
+        all_alike = recipe.groups.combine(state.params), state.model_state
+        return when_trained(kept.trained, mine, all_alike)
 
     term = Term(
         name,
@@ -203,7 +201,5 @@ def _with_own_models(recipe: Recipe, name: str, mix: float | Array, move: Move) 
         client=AtClient(keep=keep, start=start, wrap_step=wrap_step, remember=remember),
     )
 
-    def of_stage(stage: Stage) -> Stage:
-        return stage._replace(terms=(*stage.terms, term)) if stage.trains_clients else stage
-
-    return recipe._replace(stages=tuple(map(of_stage, recipe.stages)), personal=personal)
+    stages = tuple(stage.with_terms(term) for stage in recipe.stages)
+    return recipe._replace(stages=stages, client_model=client_model)

@@ -14,26 +14,37 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Bool, Float
 
-from fedjax_ssl.contrib.personal._own_models import check_predicts, check_stages, when_trained
+from fedjax_ssl.contrib.personal._own_models import check_predicts, when_trained
 from fedjax_ssl.federated import (
+    BYTES_PER_NUMBER,
     AtClient,
     AtServer,
     Client,
     ClientResult,
+    ForLog,
+    Local,
+    Packed,
     Params,
     PyTree,
     Recipe,
+    Report,
+    RoundContext,
+    RoundResult,
     ServerState,
     Snapshot,
     Stage,
     Term,
+    Traffic,
     Upload,
+    count,
     never,
     packing,
 )
 from fedjax_ssl.federated.uploads import EVERYTHING, UploadTransform
+from fedjax_ssl.models import count_parameters
 
 TERM = "fedbn"
+Groups = dict[str, Packed]
 Places = dict[str, list[tuple[str, ...]]]  # by shared group, the arrays of its normalization layers
 
 
@@ -59,13 +70,17 @@ def fedbn(recipe: Recipe) -> Recipe:
             clients.
     """
     check_predicts(recipe, "fedbn")
-    check_stages(recipe, "fedbn")
+    if any("beside" in stage.when for stage in recipe.stages if stage.server):
+        raise ValueError(
+            f"fedbn keeps normalization at the clients, but the server of {recipe.name!r} is a "
+            "member of their average; use another method"
+        )
     places = _places(recipe)
     shapes = jax.eval_shape(
         lambda: recipe.groups.split(recipe.setup.model.init(jax.random.key(0))[0])
     )
-    like = jax.eval_shape(lambda: _entries(places, jax.tree.map(jnp.zeros_like, shapes)))
-    unsent = {group: sum(x.size for x in own.values()) for group, own in like.items()}
+    zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
+    packings = {group: packing(zeros[group]) for group in places}
 
     def chosen(groups: Params) -> Array:
         """Return the entries of normalization, in one vector."""
@@ -86,17 +101,38 @@ def fedbn(recipe: Recipe) -> Recipe:
     def remember(trained: ClientResult) -> _Kept:
         return _Kept(chosen(trained.groups), jnp.ones((), bool))
 
-    def receive(client: Client, sent: Params) -> Params:
-        had = sent if recipe.receive is None else recipe.receive(client, sent)
-        assert client.kept is not None
-        return placed(client.kept.terms[TERM].entries, had)
+    inner = recipe.setup.federated_optimizer
+
+    def send(state: PyTree, kept: PyTree, context: RoundContext) -> PyTree:
+        assert context.clients.kept is not None
+        return inner.send(state, kept, context), context.clients.kept.terms[TERM].entries
+
+    def start(state: PyTree, received: PyTree, common: Groups) -> Groups:
+        given = inner.start(state, received[0], common)
+        groups = {group: packings[group].unpack(given[group]) for group in places}
+        own = placed(received[1], groups)
+        return {**given, **{group: packings[group].pack(own[group]) for group in places}}
+
+    def correct(gradient: Groups, params: Groups, anchor: Groups, received: PyTree) -> Groups:
+        return inner.correct(gradient, params, anchor, received[0])
+
+    def report(local: Local) -> Report:
+        return inner.report(local._replace(sent_by_optimizer=local.sent_by_optimizer[0]))
+
+    optimizer = inner._replace(send=send, start=start, correct=correct, report=report)
 
     def at_client(key: Array, upload: Upload, trained: ClientResult, state: PyTree) -> Upload:
-        packings = {group: packing(trained.groups[group]) for group in upload.update}
         moved = {group: packings[group].unpack(arrays) for group, arrays in upload.update.items()}
         still = placed(jnp.zeros_like(chosen(moved)), moved)
         update = {group: packings[group].pack(tree) for group, tree in still.items()}
         return upload._replace(update=update)
+
+    def traffic(outcome: RoundResult) -> Traffic:
+        """Count the shared groups without their normalization, both ways."""
+        shared = {group: outcome.before.params[group] for group in places}
+        numbers = count_parameters(shared) - chosen(shared).size
+        both = count(jnp.sum(outcome.context.valid, dtype=jnp.int32), BYTES_PER_NUMBER * numbers)
+        return Traffic(both, both, model_down=False, model_up=False)
 
     def mean(state: ServerState) -> Snapshot:
         """Return the global network with the mean normalization of the clients that trained."""
@@ -107,12 +143,17 @@ def fedbn(recipe: Recipe) -> Recipe:
         unravel = ravel_pytree(state.model_state)[1]
         return Snapshot((), unravel(statistics), placed(entries, state.params))
 
-    def personal(state: ServerState, client: Array, network: Snapshot) -> Snapshot:
+    def client_model(state: ServerState, client: Array) -> tuple[PyTree, PyTree]:
         kept: _Kept = jax.tree.map(lambda table: table[client], state.clients.terms[TERM])
-        own = network._replace(groups=placed(kept.entries, network.groups))
+        private = jax.tree.map(lambda table: table[client], state.clients.params)
+        unpacked = {g: packing(state.params[g]).unpack(own) for g, own in private.items()}
+        groups = {**state.params, **unpacked}
+        statistics = ravel_pytree(state.model_state)[1](state.clients.model_state[client])
         common = mean(state)
-        groups = {**network.groups, **{group: common.groups[group] for group in places}}
-        return when_trained(kept.trained, own, common._replace(groups=groups))
+        own = Snapshot((), statistics, placed(kept.entries, groups))
+        shared = {group: common.groups[group] for group in places}
+        found = when_trained(kept.trained, own, common._replace(groups={**groups, **shared}))
+        return recipe.groups.combine(found.groups), found.model_state
 
     def network(state: ServerState) -> tuple[PyTree, PyTree]:
         common = mean(state)
@@ -124,25 +165,26 @@ def fedbn(recipe: Recipe) -> Recipe:
         return recipe.groups.combine(groups), common.model_state
 
     def of_stage(stage: Stage) -> Stage:
-        if not stage.trains_clients:
+        if stage.clients is None:
             return stage
         term = Term(
             TERM,
             (),
             lambda step: jnp.zeros(()),
-            group=stage.terms[-1].group,
+            group=stage.client_terms[-1].group,
             server=AtServer(participates=never),
             client=AtClient(keep=keep, remember=remember),
+            log=ForLog(traffic=traffic),
         )
-        return stage._replace(terms=(*stage.terms, term))
+        return stage.with_terms(term)
 
     at_server = any(stage.server is not None for stage in recipe.stages)
     return recipe._replace(
         stages=tuple(map(of_stage, recipe.stages)),
-        groups=recipe.groups._replace(own_statistics=True, unsent=unsent),
+        setup=recipe.setup._replace(federated_optimizer=optimizer),
+        groups=recipe.groups._replace(own_statistics=True),
         network=recipe.network if at_server else network,
-        personal=personal,
-        receive=receive,
+        client_model=client_model,
         uploads=(UploadTransform(TERM, at_client=at_client, covers=EVERYTHING), *recipe.uploads),
     )
 

@@ -297,7 +297,7 @@ def refuse_leaks(recipe: "Recipe", leaves: Mapping[str, Sequence[str]]) -> None:
     setup = recipe.setup
     begin = "config.privacy.name='gaussian' protects the sum of the clients' updates, but "
     refuse_alone(setup, begin)
-    if not any(stage.trains_clients for stage in recipe.stages):
+    if not any(stage.clients for stage in recipe.stages):
         raise ConfigError(
             f"{begin}no client of this method trains, so that nothing leaves it; leave one of them "
             "out"

@@ -2,17 +2,13 @@
 
 from dataclasses import dataclass
 
-import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
-
 from fedjax_ssl.checks import checked
 from fedjax_ssl.federated import (
     Needs,
-    Pretraining,
     Recipe,
-    ServerTraining,
     Setup,
     Stage,
+    Training,
     labelled_epochs,
 )
 from fedjax_ssl.methods.parts.settings import Count
@@ -42,7 +38,7 @@ def alternating(
     clients: Stage,
     settings: ServerTurn,
     needs: tuple[str, ...] = ("server",),
-    pretraining_rounds: int = 0,
+    warm_up_rounds: int = 0,
     keep_optimizer: bool = False,
     norm_batch_sizes: tuple[int | None, int] = (None, 250),
 ) -> Recipe:
@@ -50,32 +46,29 @@ def alternating(
 
     Args:
         setup: the run.
-        clients: what they do; without terms, nothing.
+        clients: what they do.
         settings: of the server.
         needs: what the method learns from.
-        pretraining_rounds: how often the server trains before round 0, each time as in a round and
-            at the learning rate of round 0.
+        warm_up_rounds: rounds at the start in which the server trains alone.
         keep_optimizer: the state of the server's optimizer lives on from round to round.
         norm_batch_sizes: sizes of the pass for batch norm layers: of the server's examples, None if
             they are in front of the clients' in one sequence, and of the clients'.
     """
-    server = server_training(setup, settings)._replace(keep_optimizer=keep_optimizer)
-    stage = clients._replace(server=server) if setup.max_server or not clients.terms else clients
-    first = None
-    if pretraining_rounds and setup.max_server:
-
-        def rate(number: Int[Array, ""]) -> Float[Array, ""]:
-            return setup.learning_rate(jnp.zeros_like(number))
-
-        first = Pretraining(server, pretraining_rounds, rate)
-    recipe = Recipe(setup, (stage,), needs=Needs(needs), pretraining=first)
+    stage = clients._replace(keep_server_optimizer=keep_optimizer)
+    stages = (stage,)
+    if setup.max_server or not clients.clients:
+        stage = stage._replace(server=server_training(setup, settings))
+        stages = (stage,)
+        if warm_up_rounds:
+            stages = (stage._replace(clients=None, rounds=warm_up_rounds), stage)
+    recipe = Recipe(setup, stages, needs=Needs(needs))
     if not settings.static_batch_norm:
         return recipe
     of_server, of_clients = norm_batch_sizes
     return with_static_batch_norm(recipe, batch_size=of_clients, server_batch_size=of_server)
 
 
-def server_training(setup: Setup, settings: ServerTurn) -> ServerTraining:
+def server_training(setup: Setup, settings: ServerTurn) -> Training:
     """Epochs of supervised training on the server's labelled examples, weakly augmented."""
     epochs = labelled_epochs(settings.server_batch_size, settings.server_epochs, setup.max_server)
-    return ServerTraining((supervised_term(setup),), epochs)
+    return Training((supervised_term(setup),), epochs)

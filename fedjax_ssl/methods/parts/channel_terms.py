@@ -25,6 +25,7 @@ from fedjax_ssl.federated import (
     Step,
     Stream,
     Term,
+    Training,
     View,
     known_epochs,
     never,
@@ -206,8 +207,7 @@ def known_stage(
     """
     sampler = known_epochs(setup.batch_size, setup.local_epochs, setup.max_known, drop_last)
     return Stage(
-        with_l1(terms, l1),
-        sampler,
+        Training(with_l1(terms, l1), sampler),
         labelled_quota="only",
         count_labels=lambda clients: clients.num_known,
     )

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 
 from fedjax_ssl.data import FederatedData
-from fedjax_ssl.federated import Needs, Recipe, ServerState, Setup, Stage, Step, Term
+from fedjax_ssl.federated import Needs, Recipe, ServerState, Setup, Stage, Step, Term, Training
 from fedjax_ssl.federated.method import ForLog, Metrics
 from fedjax_ssl.federated.recipe import in_words
 from fedjax_ssl.federated.sampler import known_epochs, labelled_epochs, paired_batches, passes
@@ -126,7 +126,8 @@ def _stage(setup: Setup, terms: tuple[Term, ...], weak: bool, unlabelled_ratio: 
         sampler = known_epochs(size, setup.local_epochs, setup.max_known)
     else:
         sampler = labelled_epochs(size, setup.local_epochs, setup.max_labelled)
-    stage = Stage(terms, sampler, "proportional" if reads_unlabelled else "only")
+    quota = "proportional" if reads_unlabelled else "only"
+    stage = Stage(Training(terms, sampler), labelled_quota=quota)
     return stage._replace(count_labels=lambda clients: clients.num_known) if weak else stage
 
 

@@ -156,15 +156,15 @@ def confident_losses(
     return tuple(term for term in terms if not is_zero(term.weight))
 
 
-def fix_term(setup: Setup, weight: float | Array, as_labelled: bool = False) -> Term:
+def fix_term(setup: Setup, weight: float | Array, view: View | None = None) -> Term:
     """Cross-entropy of confident examples against their pseudo-labels.
 
     Args:
         setup: the run.
         weight: weight of the loss.
-        as_labelled: on the very views that were labelled; else on strongly augmented ones.
+        view: of stream "fix"; None: strongly augmented.
     """
-    view = labelled_view(setup) if as_labelled else strong_view(setup, "fix")
+    view = strong_view(setup, "fix") if view is None else view
 
     def loss(step: Step) -> Array:
         batch = step.streams["fix"]

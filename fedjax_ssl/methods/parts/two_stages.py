@@ -12,6 +12,7 @@ from fedjax_ssl.federated import (
     Setup,
     Stage,
     Term,
+    Training,
     labelled_epochs,
     mixed_epochs,
 )
@@ -24,7 +25,7 @@ def labelled_stage(setup: Setup, rounds: int | None) -> Stage:
     with labels.
     """
     sampler = labelled_epochs(setup.batch_size, setup.local_epochs, setup.max_labelled)
-    return Stage((supervised_term(setup),), sampler, labelled_quota="only", rounds=rounds)
+    return Stage(Training((supervised_term(setup),), sampler), labelled_quota="only", rounds=rounds)
 
 
 def mixed_stage(setup: Setup, term: Term, labelled_quota: str = "proportional") -> Stage:
@@ -34,7 +35,7 @@ def mixed_stage(setup: Setup, term: Term, labelled_quota: str = "proportional") 
     sampler = mixed_epochs(
         setup.batch_size, setup.local_epochs, setup.max_labelled, setup.max_unlabelled
     )
-    return Stage((term,), sampler, labelled_quota=labelled_quota)
+    return Stage(Training((term,), sampler), labelled_quota=labelled_quota)
 
 
 def after_labelled_stage(

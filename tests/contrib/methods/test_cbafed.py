@@ -24,6 +24,7 @@ from fedjax_ssl.federated import (
     Recipe,
     Stage,
     Term,
+    Training,
     View,
     build,
     labelled_epochs,
@@ -36,6 +37,7 @@ from fedjax_ssl.methods.parts.confident_pseudo_labels import (
     confident_epochs,
     confident_term,
     fix_term,
+    labelled_view,
 )
 from fedjax_ssl.models import Model, Outputs
 from tests import toy
@@ -166,7 +168,7 @@ def test_local_residual(float64, epochs: int, number: float, steps: float) -> No
     data = toy.federation(sizes=(7,), labelled=(7,))
     run = toy.setup(data, model=one_number(), learning_rate=1.0)
     term = up("labelled", with_local_residual(4, CBAFed()), 0.5)
-    stage = Stage((term,), labelled_epochs(4, epochs, 7, skip_single=True))
+    stage = Stage(Training((term,), labelled_epochs(4, epochs, 7, skip_single=True)))
     state, _ = toy.train(build(Recipe(run, (stage,))), key(), data, 1)
     found = float(state.params["model"]["w"]), float(state.model_state["steps"])
     assert found == pytest.approx((number, steps), rel=1e-12)
@@ -176,8 +178,10 @@ def test_global_residual(float64) -> None:
     """Check 4: rounds 0 to 10, after one of warm-up in which the model is still 0."""
     data = toy.federation(sizes=(4,), labelled=(4,))
     run = toy.setup(data, model=one_number(), learning_rate=1.0)
-    still = Stage((up("labelled", AtClient(), 0.0),), toy.in_order("labelled", 4, 1), rounds=1)
-    stage = Stage((up("labelled", AtClient()),), toy.in_order("labelled", 4, 1))
+    still = Stage(
+        Training((up("labelled", AtClient(), 0.0),), toy.in_order("labelled", 4, 1)), rounds=1
+    )
+    stage = Stage(Training((up("labelled", AtClient()),), toy.in_order("labelled", 4, 1)))
     plain = Recipe(run, (still, stage))
     method = build(with_global_residual(plain, CBAFed()))
     state = jax.jit(method.init)(key(), data)
@@ -241,7 +245,7 @@ def test_clients_train_on_the_very_views_that_they_labelled() -> None:
     labels = confident_term(
         run, above(0.0), extra=lambda context, probabilities, confident: probabilities
     )
-    term = fix_term(run, 1.0, as_labelled=True)
+    term = fix_term(run, 1.0, labelled_view(run))
 
     def difference(step):
         batch = step.streams["fix"]
@@ -250,7 +254,9 @@ def test_clients_train_on_the_very_views_that_they_labelled() -> None:
         return jnp.sum(jnp.where(batch.mask[:, None], jnp.abs(now - then), 0.0))
 
     stage = Stage(
-        (labels, term._replace(loss=difference)), confident_epochs(4, 2, with_partners=False)
+        Training(
+            (labels, term._replace(loss=difference)), confident_epochs(4, 2, with_partners=False)
+        )
     )
     _, infos = toy.train(build(Recipe(run, (stage,))), key(), data, 1)
     assert infos[0]["loss"] < 1e-5 and infos[0]["examples"] == 2 * 11

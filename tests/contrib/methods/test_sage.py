@@ -12,7 +12,7 @@ import pytest
 from fedjax_ssl import federated, methods
 from fedjax_ssl.contrib.methods._whole_batches import client_weight
 from fedjax_ssl.contrib.methods.sage import corrected_labels, local_share
-from fedjax_ssl.federated import Client, Recipe, Stage, build
+from fedjax_ssl.federated import Client, Recipe, Stage, Training, build
 from fedjax_ssl.methods.parts.terms import supervised_term
 from fedjax_ssl.objectives import batch_cross_entropy, soft_label_divergence
 from tests import toy
@@ -168,7 +168,9 @@ def test_with_a_threshold_that_nothing_reaches_it_is_supervised_federated_averag
         4, 8, steps, run.max_labelled, run.max_unlabelled, labelled_too=True
     )
     stage = Stage(
-        (supervised_term(run),), sampler, weigh=lambda client, _: client_weight(client, 1.0)
+        Training(
+            (supervised_term(run),), sampler, weigh=lambda client, _: client_weight(client, 1.0)
+        )
     )
     plain, _ = toy.train(build(Recipe(run, (stage,))), key(), data, 1)
     chex.assert_trees_all_close(mine.params, plain.params, rtol=1e-5, atol=1e-6)

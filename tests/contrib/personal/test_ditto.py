@@ -9,7 +9,7 @@ import pytest
 
 from fedjax_ssl import federated, methods, models
 from fedjax_ssl.contrib.personal.ditto import apfl, ditto
-from fedjax_ssl.federated import Recipe, Stage, Term, build, local
+from fedjax_ssl.federated import Recipe, Stage, Term, Training, build, local
 from tests import toy
 
 KEY = jax.random.key(5)
@@ -26,7 +26,7 @@ def on_a_line(start: float, minimum: float, steps: int, **changes) -> Recipe:
     network = models.Model(lambda key: ({"w": jnp.full((1,), start)}, {}), apply)
     setup = toy.setup(data, model=network, **changes)
     term = Term("line", (), lambda step: 0.5 * jnp.sum((step.params["w"] - minimum) ** 2))
-    stage = Stage((term,), toy.in_order("labelled", 4, steps), labelled_quota="any")
+    stage = Stage(Training((term,), toy.in_order("labelled", 4, steps)), labelled_quota="any")
     return Recipe(setup, (stage,), name="line")
 
 
@@ -135,7 +135,7 @@ def test_methods_that_they_are_not_for_are_refused() -> None:
     data = toy.weak_federation("coarse")
     two_heads = toy.setup(data, model_options={"aux_head": True})
     with pytest.raises(ValueError, match="has the parameter groups aux_head, head, body"):
-        ditto(methods.recipe("fedrep", two_heads)._replace(own_networks=True))
+        ditto(methods.recipe("fedrep", two_heads))
     with pytest.raises(ValueError, match="pull is -1"):
         ditto(recipe_of(toy.federation()), pull=-1.0)
     with pytest.raises(ValueError, match="mix is 2"):
