@@ -136,13 +136,6 @@ def first_round(*around: str) -> None:
         (lambda: first_round("nothing"), r"returned NoneType; .* the Schedule .*test_around.py"),
         (lambda: first_round("halved"), r"num_steps of type float32 .* a number of type int32"),
         (lambda: first_round("of_one"), "config.around: .* cannot be called with key, client, sch"),
-        (lambda: federated.with_replicas(recipe_of("fedavg", DATA), 0), "number is 0"),
-        (
-            lambda: federated.with_replicas(
-                methods.recipe("xclp", toy.setup(DATA), warmup_rounds=1)
-            ),
-            "with_replicas takes a recipe of one stage",
-        ),
         (lambda: first_round("broken"), "config.around: broken raised KeyError: 'fedavg' .*test_a"),
     ],
 )
