@@ -19,7 +19,7 @@ from fedjax_ssl.backend import backend
 from fedjax_ssl.config import ConfigError
 from fedjax_ssl.data import FederatedData
 from fedjax_ssl.federated import Method, Recipe, ServerState
-from fedjax_ssl.federated.method import Metrics
+from fedjax_ssl.federated.contract import Metrics
 from fedjax_ssl.runs import own_callbacks
 from fedjax_ssl.runs.build import (
     Built,

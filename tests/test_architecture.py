@@ -110,7 +110,7 @@ def test_every_method_is_in_the_table() -> None:
 
 def test_every_field_that_a_method_or_an_optimizer_sets_is_described() -> None:
     """Behind the field, or below it after `# ^`; the reference shows these comments."""
-    for name in ("method", "recipe", "optimizers", "setup", "messages"):
+    for name in ("contract", "recipe", "optimizers", "setup", "messages"):
         text = (ROOT / "fedjax_ssl" / "federated" / f"{name}.py").read_text(encoding="utf-8")
         lines = [*text.splitlines(), ""]
         for node in ast.parse(text).body:

@@ -20,7 +20,7 @@ from fedjax_ssl import folder, models, processor
 from fedjax_ssl.command_line import map_large_buffers, use_processor
 from fedjax_ssl.data import FederatedData
 from fedjax_ssl.federated import VECTORIZED_RUNS, Choice, ServerState, execute
-from fedjax_ssl.federated.method import Metrics
+from fedjax_ssl.federated.contract import Metrics
 from fedjax_ssl.runs.build import Experiment, build, federate
 from fedjax_ssl.runs.compiler import compiled_program
 from fedjax_ssl.runs.devices import choose_devices, start_processor

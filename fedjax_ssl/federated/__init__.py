@@ -14,13 +14,49 @@ if TYPE_CHECKING:
     from fedjax_ssl.federated.client_states import all_clients, own_model
     from fedjax_ssl.federated.cohort import (
         COHORTS,
-        Cohort,
         CohortSampler,
         check_cohorts,
         cohort_sampler,
         poisson,
         random_slots,
         sample_cohort,
+    )
+    from fedjax_ssl.federated.contract import (
+        AtClient,
+        AtServer,
+        Broadcast,
+        Client,
+        ClientResult,
+        Cohort,
+        Count,
+        ForLog,
+        Kept,
+        LocalStep,
+        Losses,
+        Method,
+        Now,
+        Packed,
+        ParameterGroups,
+        Params,
+        PyTree,
+        RoundContext,
+        RoundResult,
+        Sampler,
+        Schedule,
+        ServerState,
+        Snapshot,
+        Stage,
+        Step,
+        StepTaken,
+        Stream,
+        Streams,
+        TakeStep,
+        Term,
+        Traffic,
+        Training,
+        View,
+        always,
+        never,
     )
     from fedjax_ssl.federated.engine import build
     from fedjax_ssl.federated.evaluation import (
@@ -51,39 +87,8 @@ if TYPE_CHECKING:
         local_optimizer,
         over_layers,
     )
-    from fedjax_ssl.federated.local_step import LocalStep, StepTaken, TakeStep
     from fedjax_ssl.federated.memory import USABLE, device_memory, how_many_fit, own_memory
     from fedjax_ssl.federated.messages import ClientLog, Download, Sums, Upload
-    from fedjax_ssl.federated.method import (
-        AtClient,
-        AtServer,
-        Broadcast,
-        Client,
-        ClientResult,
-        ForLog,
-        Kept,
-        Losses,
-        Method,
-        Now,
-        Params,
-        PyTree,
-        RoundContext,
-        RoundResult,
-        Sampler,
-        Schedule,
-        ServerState,
-        Snapshot,
-        Stage,
-        Step,
-        Stream,
-        Streams,
-        Term,
-        Traffic,
-        Training,
-        View,
-        always,
-        never,
-    )
     from fedjax_ssl.federated.optimizer_registry import FEDERATED_OPTIMIZERS
     from fedjax_ssl.federated.optimizers import (
         FederatedOptimizer,
@@ -102,14 +107,14 @@ if TYPE_CHECKING:
         mean_scale,
         scaffold,
     )
-    from fedjax_ssl.federated.packing import Packed, packing
+    from fedjax_ssl.federated.packing import packing
     from fedjax_ssl.federated.participation import (
         LOST_WHEN,
         Participation,
         participation,
     )
     from fedjax_ssl.federated.placement import PLACEMENTS, REDUCTIONS, deal, map_clients
-    from fedjax_ssl.federated.recipe import Needs, ParameterGroups, Recipe
+    from fedjax_ssl.federated.recipe import Needs, Recipe
     from fedjax_ssl.federated.round import CLIENT_MODELS
     from fedjax_ssl.federated.sampler import (
         Steps,
@@ -125,6 +130,6 @@ if TYPE_CHECKING:
     )
     from fedjax_ssl.federated.schedules import SCHEDULES, learning_rate_schedule, schedule_name
     from fedjax_ssl.federated.setup import KEEP_BY, WEIGHTINGS, Facts, LearningRate, Setup
-    from fedjax_ssl.federated.traffic import BYTES_PER_NUMBER, Count, count, to_numbers
+    from fedjax_ssl.federated.traffic import BYTES_PER_NUMBER, count, to_numbers
 
 __getattr__, __dir__ = attach(__name__)

@@ -17,9 +17,26 @@ import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Bool, Float, Int, Key
 
+from fedjax_ssl.federated.contract import (
+    Client,
+    ClientResult,
+    Kept,
+    LocalStep,
+    Losses,
+    Packed,
+    Packing,
+    ParameterGroups,
+    Params,
+    Snapshot,
+    Step,
+    StepTaken,
+    Streams,
+    TakeStep,
+    Term,
+    Training,
+)
 from fedjax_ssl.federated.forward import forward_views, gather_streams, labelling_key, views_of
 from fedjax_ssl.federated.local_optimizer import descend
-from fedjax_ssl.federated.local_step import LocalStep, StepTaken, TakeStep, plain_gradient
 from fedjax_ssl.federated.messages import (
     Arrivals,
     ClientLog,
@@ -29,22 +46,9 @@ from fedjax_ssl.federated.messages import (
     Upload,
     Work,
 )
-from fedjax_ssl.federated.method import (
-    Client,
-    ClientResult,
-    Kept,
-    Losses,
-    Params,
-    Snapshot,
-    Step,
-    Streams,
-    Term,
-    Training,
-)
 from fedjax_ssl.federated.optimizers import Grouped, Local, Report
-from fedjax_ssl.federated.packing import Packed, Packing, apart, cut, packing
+from fedjax_ssl.federated.packing import apart, cut, packing
 from fedjax_ssl.federated.plan import Batch, ClientProgress, Plan, batch_of, step_bound
-from fedjax_ssl.federated.recipe import ParameterGroups
 from fedjax_ssl.federated.setup import WEIGHTINGS, Setup
 from fedjax_ssl.federated.uploads.transform import (
     REPORTED,
@@ -212,6 +216,17 @@ def plan_client(local: LocalRound, client: Client) -> Plan:
         (jnp.sum(mask & own, dtype=jnp.int32) for mask in masks), start=jnp.zeros((), jnp.int32)
     )
     return Plan(Batch(schedule.positions, schedule.masks, keys), schedule.num_steps, examples)
+
+
+def plain_gradient(at: LocalStep) -> tuple[Array, Packed, Losses]:
+    """Compute the loss of all terms and its gradient, as `LocalStep.gradient`."""
+
+    def objective(w: Packed) -> tuple[Array, Losses]:
+        losses = at.evaluate(w, at.terms)
+        return losses.total(at.terms), losses
+
+    (loss, losses), gradient = jax.value_and_grad(objective, has_aux=True)(at.weights)
+    return loss, gradient, losses
 
 
 def start_client(local: LocalRound, client: Client) -> ClientProgress:

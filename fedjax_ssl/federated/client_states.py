@@ -4,7 +4,7 @@ them, read by id.
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -12,12 +12,8 @@ from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Bool, Int
 
 from fedjax_ssl.data import FederatedData, rounds_of_a_part
-from fedjax_ssl.federated.method import Client, Kept, Params, ServerState, Term
+from fedjax_ssl.federated.contract import Client, Kept, ParameterGroups, ServerState
 from fedjax_ssl.federated.packing import packing
-
-if TYPE_CHECKING:
-    from fedjax_ssl.federated.recipe import ParameterGroups
-    from fedjax_ssl.federated.setup import Setup
 
 PyTree = Any
 
@@ -138,44 +134,8 @@ def server_as_client(data: FederatedData) -> Client:
     )
 
 
-def first_states(
-    setup: "Setup",
-    groups: "ParameterGroups",
-    terms: tuple[Term, ...],
-    params: Params,
-    model_state: PyTree,
-    clients: Client,
-) -> Kept:
-    """Return what all C clients have before their first round, leading axis C."""
-    packed = {group: packing(tree).pack(tree) for group, tree in params.items()}
-    shared = {group: packed[group] for group in groups.shared}
-    network = groups.combine(params)
-    count = clients.id.shape[0]
-
-    def alike(tree: PyTree) -> PyTree:
-        return jax.tree.map(lambda x: jnp.broadcast_to(x, (count, *jnp.shape(x))), tree)
-
-    optimizer = {}
-    if setup.keep_optimizer:
-        fresh = setup.local_optimizer.init
-        optimizer = {group: alike(fresh({group: packed[group]})) for group in packed}
-    by_term = {
-        term.name: jax.vmap(
-            lambda client, term=term: term.client.keep(network, model_state, client)
-        )(clients)
-        for term in terms
-    }
-    return Kept(
-        params=alike({group: packed[group] for group in groups.private}),
-        optimizer=optimizer,
-        terms={name: kept for name, kept in by_term.items() if jax.tree.leaves(kept)},
-        federated=alike(setup.federated_optimizer.keep(shared)),
-        model_state=alike(ravel_pytree(model_state)[0]) if groups.own_statistics else (),
-    )
-
-
 def own_model(
-    groups: "ParameterGroups",
+    groups: ParameterGroups,
 ) -> Callable[[ServerState, Int[Array, ""]], tuple[PyTree, PyTree]]:
     """Return the network with a client's own private groups, as `Recipe.client_model`."""
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any
 
 import jax
 import jax.numpy as jnp
@@ -10,6 +10,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int, Key, UInt32
 
 from fedjax_ssl.checks import In, check_choices, checked
+from fedjax_ssl.federated.contract import Cohort
 from fedjax_ssl.registry import Registry
 
 QUOTAS = ("any", "proportional", "only")  # from the widest draw to the narrowest
@@ -17,15 +18,6 @@ QUOTAS = ("any", "proportional", "only")  # from the widest draw to the narrowes
 # walked instead.
 MOST_IN_SIGHT = 1 << 12
 _FEISTEL_ROUNDS = 12
-
-
-class Cohort(NamedTuple):
-    """The clients of one round in increasing order of id, so that sums over them do not depend
-    on the draw's order.
-    """
-
-    ids: Int[Array, " p"]  # C in empty slots: gathers clamp it, scatters drop it
-    valid: Bool[Array, " p"]  # False in slots for which no client was eligible
 
 
 # (key, labelled examples per client, examples per client, slots p, labelled_quota) -> a cohort of p

@@ -9,30 +9,35 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax.extend.core import jaxpr_as_fun
+from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Int
 
 from fedjax_ssl.checks import check_choices, check_whole_numbers
 from fedjax_ssl.data import FederatedData
-from fedjax_ssl.federated.client_states import all_clients, first_states, own_model, part_of
-from fedjax_ssl.federated.cohort import Cohort
-from fedjax_ssl.federated.execution import Execution
-from fedjax_ssl.federated.leaves import what_leaves
-from fedjax_ssl.federated.local_optimizer import over_layers
-from fedjax_ssl.federated.method import (
+from fedjax_ssl.federated.client_states import all_clients, own_model, part_of
+from fedjax_ssl.federated.contract import (
     AtServer,
+    Client,
+    Cohort,
+    Count,
+    Kept,
     Method,
     Metrics,
+    ParameterGroups,
+    Params,
     ServerState,
     Stage,
     Term,
 )
+from fedjax_ssl.federated.execution import Execution
+from fedjax_ssl.federated.leaves import what_leaves
+from fedjax_ssl.federated.local_optimizer import over_layers
 from fedjax_ssl.federated.packing import packing
 from fedjax_ssl.federated.recipe import Recipe, check_is_recipe
 from fedjax_ssl.federated.round import CLIENT_MODELS, draw_cohort, run_round
 from fedjax_ssl.federated.sampler import with_local_steps
 from fedjax_ssl.federated.setup import KEEP_BY, WEIGHTINGS, Setup
 from fedjax_ssl.federated.steps_ahead import who_trains
-from fedjax_ssl.federated.traffic import Count
 from fedjax_ssl.federated.uploads import sums
 from fedjax_ssl.federated.uploads.transform import UploadTransform, chain, check_covers
 from fedjax_ssl.keys import named_key
@@ -238,7 +243,7 @@ def _init_of(recipe: Recipe) -> Callable[[Array, FederatedData], ServerState]:
                 )
                 for name, term in terms.items()
             },
-            clients=first_states(
+            clients=_first_states(
                 setup, groups, tuple(terms.values()), params, model_state, clients
             ),
             server=_server_optimizer(recipe.stages, local),
@@ -250,6 +255,42 @@ def _init_of(recipe: Recipe) -> Callable[[Array, FederatedData], ServerState]:
         return recipe.init(state, data)
 
     return init
+
+
+def _first_states(
+    setup: Setup,
+    groups: ParameterGroups,
+    terms: tuple[Term, ...],
+    params: Params,
+    model_state: PyTree,
+    clients: Client,
+) -> Kept:
+    """Return what all C clients have before their first round, leading axis C."""
+    packed = {group: packing(tree).pack(tree) for group, tree in params.items()}
+    shared = {group: packed[group] for group in groups.shared}
+    network = groups.combine(params)
+    count = clients.id.shape[0]
+
+    def alike(tree: PyTree) -> PyTree:
+        return jax.tree.map(lambda x: jnp.broadcast_to(x, (count, *jnp.shape(x))), tree)
+
+    optimizer = {}
+    if setup.keep_optimizer:
+        fresh = setup.local_optimizer.init
+        optimizer = {group: alike(fresh({group: packed[group]})) for group in packed}
+    by_term = {
+        term.name: jax.vmap(
+            lambda client, term=term: term.client.keep(network, model_state, client)
+        )(clients)
+        for term in terms
+    }
+    return Kept(
+        params=alike({group: packed[group] for group in groups.private}),
+        optimizer=optimizer,
+        terms={name: kept for name, kept in by_term.items() if jax.tree.leaves(kept)},
+        federated=alike(setup.federated_optimizer.keep(shared)),
+        model_state=alike(ravel_pytree(model_state)[0]) if groups.own_statistics else (),
+    )
 
 
 def _server_optimizer(stages: tuple[Stage, ...], local: dict[str, PyTree]) -> PyTree:

@@ -20,8 +20,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from fedjax_ssl.data import FederatedData, WeakLabels
+from fedjax_ssl.federated.contract import Method, Metrics, ServerState
 from fedjax_ssl.federated.forward import map_rows
-from fedjax_ssl.federated.method import Method, Metrics, ServerState
 
 EVALUATION = "evaluation"  # the scope in which it is traced: profiles and compiled programs name it
 BY_CLIENT = "test_accuracy_by_client"  # a metric that is no scalar

@@ -15,8 +15,14 @@ from fedjax_ssl.backend import backend
 from fedjax_ssl.data import FederatedData, LoadedInputs
 from fedjax_ssl.federated.client import LocalRound
 from fedjax_ssl.federated.client_states import without_examples
+from fedjax_ssl.federated.contract import (
+    Client,
+    Method,
+    Now,
+    Sampler,
+    ServerState,
+)
 from fedjax_ssl.federated.messages import Arrivals, Download, Sums
-from fedjax_ssl.federated.method import Client, Method, Now, Sampler, ServerState
 from fedjax_ssl.federated.placement import train_cohort
 
 PyTree = Any

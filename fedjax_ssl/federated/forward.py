@@ -10,8 +10,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int, Key
 
-from fedjax_ssl.federated.local_step import TakeStep
-from fedjax_ssl.federated.method import Client, Stream, Streams, Term, View
+from fedjax_ssl.federated.contract import Client, Stream, Streams, TakeStep, Term, View
 from fedjax_ssl.keys import named_key
 from fedjax_ssl.models import Model, Outputs
 

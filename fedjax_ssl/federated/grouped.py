@@ -14,7 +14,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from fedjax_ssl.checks import Whole, checked
-from fedjax_ssl.federated.method import RoundContext
+from fedjax_ssl.federated.contract import RoundContext
 from fedjax_ssl.federated.optimizers import (
     FederatedOptimizer,
     Grouped,

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import jax
 
-from fedjax_ssl.federated.method import AtClient
+from fedjax_ssl.federated.contract import AtClient
 from fedjax_ssl.federated.recipe import Recipe
 from fedjax_ssl.federated.uploads.transform import REPORTED
 

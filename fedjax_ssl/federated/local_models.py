@@ -9,8 +9,7 @@ from collections.abc import Callable
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from fedjax_ssl.federated.forward import map_rows
-from fedjax_ssl.federated.method import (
+from fedjax_ssl.federated.contract import (
     AtServer,
     ClientResult,
     ForLog,
@@ -22,6 +21,7 @@ from fedjax_ssl.federated.method import (
     Term,
     never,
 )
+from fedjax_ssl.federated.forward import map_rows
 from fedjax_ssl.federated.setup import Setup
 
 TERM = "local_models"

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from jaxtyping import Array, Bool, Float, Int, Key
 
-from fedjax_ssl.federated.method import Kept, Now, Params, Snapshot, Validation
+from fedjax_ssl.federated.contract import Kept, Now, Params, Snapshot, Validation
 from fedjax_ssl.federated.optimizers import Grouped
 
 PyTree = Any

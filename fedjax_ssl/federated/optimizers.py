@@ -22,8 +22,8 @@ import optax
 from jaxtyping import Array, Float, Int
 
 from fedjax_ssl.checks import In, checked
+from fedjax_ssl.federated.contract import RoundContext
 from fedjax_ssl.federated.local_optimizer import standard_promotion
-from fedjax_ssl.federated.method import RoundContext
 
 PyTree = Any
 Grouped = dict[str, PyTree]  # parameter group -> arrays

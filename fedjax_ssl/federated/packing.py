@@ -11,7 +11,7 @@ says where a kernel ends, so that programs for a CPU have fewer kernels to compi
 """
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 from jax import lax
@@ -19,19 +19,11 @@ from jax.flatten_util import ravel_pytree
 from jaxtyping import Array
 
 from fedjax_ssl.backend import backend
+from fedjax_ssl.federated.contract import Packed, Packing
 
 PyTree = Any
-Packed = tuple[Array, ...]
 LARGE = 4096  # elements
 MANY = 8  # pieces of a vector
-
-
-class Packing(NamedTuple):
-    """To and from few arrays; the inverse of each other."""
-
-    pack: Callable[[PyTree], Packed]
-    # ^ large arrays in the order of the tree, then one vector of all small ones
-    unpack: Callable[[Packed], PyTree]
 
 
 def packing(tree: PyTree) -> Packing:

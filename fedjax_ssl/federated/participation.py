@@ -13,8 +13,7 @@ from jaxtyping import Array, Bool, Int, Key
 from fedjax_ssl.checks import In, check_choices, checked
 from fedjax_ssl.errors import UserError
 from fedjax_ssl.federated.client_states import without_examples
-from fedjax_ssl.federated.cohort import Cohort
-from fedjax_ssl.federated.method import Client, Now, RoundContext
+from fedjax_ssl.federated.contract import Client, Cohort, Now, RoundContext
 from fedjax_ssl.keys import named_key
 
 # When a client drops out: before it sends anything; once its codes were compared; once scores were

@@ -35,8 +35,8 @@ from fedjax_ssl.federated.client import (
     train_client,
 )
 from fedjax_ssl.federated.client_states import without_examples
+from fedjax_ssl.federated.contract import Client
 from fedjax_ssl.federated.messages import Arrivals, Download, Sums
-from fedjax_ssl.federated.method import Client
 from fedjax_ssl.federated.plan import ClientProgress, Plan, batch_of
 
 PyTree = Any

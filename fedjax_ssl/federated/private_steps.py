@@ -26,9 +26,18 @@ from jaxtyping import Array, Float, Int, Key
 
 from fedjax_ssl.checks import In, checked
 from fedjax_ssl.errors import ConfigError
-from fedjax_ssl.federated.local_step import LocalStep, TakeStep, plain_gradient
-from fedjax_ssl.federated.method import Client, Losses, Now, Sampler, Schedule, Stage
-from fedjax_ssl.federated.packing import Packed
+from fedjax_ssl.federated.client import plain_gradient
+from fedjax_ssl.federated.contract import (
+    Client,
+    LocalStep,
+    Losses,
+    Now,
+    Packed,
+    Sampler,
+    Schedule,
+    Stage,
+    TakeStep,
+)
 from fedjax_ssl.federated.recipe import Recipe
 from fedjax_ssl.federated.sampler import labelled_epochs
 from fedjax_ssl.federated.setup import Setup

@@ -8,10 +8,10 @@ from jaxtyping import Array
 
 from fedjax_ssl.data import FederatedData
 from fedjax_ssl.errors import UserError
-from fedjax_ssl.federated.method import (
+from fedjax_ssl.federated.contract import (
     Client,
     Now,
-    Params,
+    ParameterGroups,
     PyTree,
     Sampler,
     Schedule,
@@ -22,28 +22,6 @@ from fedjax_ssl.federated.setup import Setup
 from fedjax_ssl.federated.uploads.transform import UploadTransform
 from fedjax_ssl.models import Outputs
 from fedjax_ssl.own_code import check_arguments, where
-
-
-class ParameterGroups(NamedTuple):
-    """Parameter groups of a network."""
-
-    names: tuple[str, ...] = ("model",)
-    # ^ in the order in which a local step updates them; of several, one that has no row of a batch
-    # in a step takes no step at all
-    private: tuple[str, ...] = ()
-    # ^ those that every client keeps to itself and that are never averaged (FedRep's heads); the
-    # server's own training uses the common ones
-    split: Callable[[PyTree], Params] = lambda params: {"model": params}
-    # ^ a freshly initialized network's parameters -> parameters by group
-    combine: Callable[[Params], PyTree] = lambda params: params["model"]
-    # ^ parameters by group -> the network's parameters
-    own_statistics: bool = False
-    # ^ batch statistics stay at each client too, and are never averaged
-
-    @property
-    def shared(self) -> tuple[str, ...]:
-        """Groups that are sent and averaged."""
-        return tuple(group for group in self.names if group not in self.private)
 
 
 class Needs(NamedTuple):

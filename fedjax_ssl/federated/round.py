@@ -21,15 +21,15 @@ from fedjax_ssl.federated.client_states import (
     without_examples,
     write_states,
 )
-from fedjax_ssl.federated.cohort import Cohort, random_slots
-from fedjax_ssl.federated.execution import Execution, place_clients
-from fedjax_ssl.federated.messages import Arrivals, Download, Sums
-from fedjax_ssl.federated.method import (
+from fedjax_ssl.federated.cohort import random_slots
+from fedjax_ssl.federated.contract import (
     Broadcast,
     Client,
+    Cohort,
     Kept,
     Metrics,
     Now,
+    ParameterGroups,
     RoundContext,
     RoundResult,
     ServerState,
@@ -37,10 +37,11 @@ from fedjax_ssl.federated.method import (
     Training,
     Validation,
 )
+from fedjax_ssl.federated.execution import Execution, place_clients
+from fedjax_ssl.federated.messages import Arrivals, Download, Sums
 from fedjax_ssl.federated.optimizers import fedavg, mean_scale
 from fedjax_ssl.federated.packing import cut, packing
 from fedjax_ssl.federated.placement import train_cohort
-from fedjax_ssl.federated.recipe import ParameterGroups
 from fedjax_ssl.federated.round_log import bytes_sent, with_server, work_done
 from fedjax_ssl.federated.setup import Setup
 from fedjax_ssl.federated.traffic import BYTES_PER_NUMBER, count, entries

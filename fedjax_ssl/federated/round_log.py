@@ -5,13 +5,8 @@ from typing import Any
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int
 
+from fedjax_ssl.federated.contract import Metrics, RoundResult, Term, Traffic
 from fedjax_ssl.federated.messages import Work
-from fedjax_ssl.federated.method import (
-    Metrics,
-    RoundResult,
-    Term,
-    Traffic,
-)
 from fedjax_ssl.federated.optimizers import Numbers
 from fedjax_ssl.federated.traffic import BYTES_PER_NUMBER, count, entries
 

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Int, Key
 
 from fedjax_ssl.checks import check_whole_numbers
-from fedjax_ssl.federated.method import (
+from fedjax_ssl.federated.contract import (
     AtClient,
     AtServer,
     Client,

@@ -7,8 +7,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from fedjax_ssl.federated.cohort import CohortSampler, sample_cohort
+from fedjax_ssl.federated.contract import Client, Stage
 from fedjax_ssl.federated.local_optimizer import LocalOptimizer
-from fedjax_ssl.federated.method import Client, Stage
 from fedjax_ssl.federated.optimizers import FederatedOptimizer
 from fedjax_ssl.models import Model
 from fedjax_ssl.objectives import RowLoss, cross_entropy

@@ -6,7 +6,7 @@ from jaxtyping import Array, Bool
 
 from fedjax_ssl.data import FederatedData
 from fedjax_ssl.federated.client_states import all_clients
-from fedjax_ssl.federated.method import Now, Stage
+from fedjax_ssl.federated.contract import Now, Stage
 
 
 def who_trains(stages: tuple[Stage, ...], data: FederatedData) -> Bool[Array, " C"]:

@@ -4,45 +4,16 @@ that they are exact.
 Integers of a program have 32 bits, and a round of a large federation moves more than 2^32 bytes.
 """
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Int, Shaped, UInt32
+from jaxtyping import Array, Int
+
+from fedjax_ssl.federated.contract import Count
 
 BYTES_PER_NUMBER = 4
-
-
-class Count(NamedTuple):
-    """Number of messages and the bytes of each. `+` puts two counts together."""
-
-    times: Int[Array, "*shape m"]
-    sizes: UInt32[Array, "*shape m 2"]  # higher and lower half of the bytes
-
-    def __add__(self, other: "Count") -> "Count":  # type: ignore[override]
-        """Both together, as of numbers and not of tuples."""
-        return Count(
-            jnp.concatenate([self.times, other.times], axis=-1),
-            jnp.concatenate([self.sizes, other.sizes], axis=-2),
-        )
-
-    def of_all_rounds(self) -> "Count":
-        """Put the counts of several rounds together, which lie along the leading axes."""
-        return Count(self.times.reshape(-1), self.sizes.reshape(-1, 2))
-
-    def padded(self, length: int) -> "Count":
-        """Return the same count in `length` parts."""
-        return self + count(jnp.zeros(length - self.times.shape[-1], jnp.int32))
-
-    def __int__(self) -> int:
-        return int(self.to_numpy())
-
-    def to_numpy(self) -> Shaped[np.ndarray, "*shape"]:
-        """Return the bytes on the host, as uint64."""
-        halves = np.asarray(self.sizes, np.uint64)
-        sizes = (halves[..., 0] << np.uint64(32)) + halves[..., 1]
-        return np.sum(np.asarray(self.times).astype(np.uint64) * sizes, axis=-1)
 
 
 def count(number: int | Int[Array, "*shape"], unit: int = 1) -> Count:

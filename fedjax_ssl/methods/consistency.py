@@ -73,7 +73,14 @@ from fedjax_ssl.federated import (
     Term,
     Training,
 )
-from fedjax_ssl.federated.method import AtServer, PyTree, RoundResult, ServerState, View, never
+from fedjax_ssl.federated.contract import (
+    AtServer,
+    PyTree,
+    RoundResult,
+    ServerState,
+    View,
+    never,
+)
 from fedjax_ssl.federated.sampler import labelled_epochs, paired_batches, passes
 from fedjax_ssl.keys import named_key
 from fedjax_ssl.methods.parts.consistency import (

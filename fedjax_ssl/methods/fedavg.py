@@ -22,7 +22,7 @@ same lines with other losses, batches and messages.
 | for each local epoch, for each batch b in B do | `federated/client.py` `train_client` |
 | - the examples of b | `federated/forward.py` `gather_streams` |
 | - loss l(w; b) | `methods/parts/terms.py` `supervised_term` |
-| - its gradient | `federated/local_step.py` `plain_gradient` |
+| - its gradient | `federated/client.py` `plain_gradient` |
 | - w = w - eta times the gradient | `federated/local_optimizer.py` `descend` |
 | return w to the server | `federated/client.py` `finish_client` |
 

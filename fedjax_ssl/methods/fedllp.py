@@ -22,7 +22,14 @@ from jaxtyping import Array, Float, Int, Key
 from fedjax_ssl.checks import checked
 from fedjax_ssl.data import WeakLabels
 from fedjax_ssl.federated import Needs, Recipe, Setup, Stage, Term, Training
-from fedjax_ssl.federated.method import AtServer, Client, Now, Sampler, Schedule, Step
+from fedjax_ssl.federated.contract import (
+    AtServer,
+    Client,
+    Now,
+    Sampler,
+    Schedule,
+    Step,
+)
 from fedjax_ssl.keys import named_key
 from fedjax_ssl.methods.parts.channel_terms import with_l1
 from fedjax_ssl.methods.parts.consistency import adversarial_pass

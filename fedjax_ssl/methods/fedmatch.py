@@ -50,20 +50,21 @@ from fedjax_ssl.federated import (
     Training,
     map_rows,
 )
-from fedjax_ssl.federated.messages import Upload
-from fedjax_ssl.federated.method import (
+from fedjax_ssl.federated.contract import (
     AtClient,
     AtServer,
     Broadcast,
     Client,
     ClientResult,
+    Count,
     ForLog,
     Metrics,
     Params,
 )
+from fedjax_ssl.federated.messages import Upload
 from fedjax_ssl.federated.packing import packing
 from fedjax_ssl.federated.setup import Setup
-from fedjax_ssl.federated.traffic import BYTES_PER_NUMBER, Count, count
+from fedjax_ssl.federated.traffic import BYTES_PER_NUMBER, count
 from fedjax_ssl.federated.uploads import EVERYTHING, UploadTransform
 from fedjax_ssl.keys import named_key
 from fedjax_ssl.methods.parts import settings as kinds

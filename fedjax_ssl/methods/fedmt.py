@@ -43,8 +43,14 @@ from fedjax_ssl.federated import (
     Term,
     Training,
 )
+from fedjax_ssl.federated.contract import (
+    AtServer,
+    Broadcast,
+    Metrics,
+    PyTree,
+    never,
+)
 from fedjax_ssl.federated.forward import separate_passes
-from fedjax_ssl.federated.method import AtServer, Broadcast, Metrics, PyTree, never
 from fedjax_ssl.methods.parts.alternating_training import ServerTurn, alternating
 from fedjax_ssl.methods.parts.channel_terms import (
     channel_losses,

@@ -29,7 +29,7 @@ from fedjax_ssl.federated import (
     Stream,
     Term,
 )
-from fedjax_ssl.federated.local_step import LocalStep, StepTaken, TakeStep
+from fedjax_ssl.federated.contract import LocalStep, StepTaken, TakeStep
 from fedjax_ssl.keys import named_key
 from fedjax_ssl.methods.parts.channel_terms import known_stage
 from fedjax_ssl.methods.parts.recommended import IN_SETS

@@ -37,8 +37,15 @@ from fedjax_ssl.federated import (
     Training,
     epochs,
     in_turn,
+    own_model,
 )
-from fedjax_ssl.federated.method import ForLog, PyTree, RoundResult, ServerState, Traffic
+from fedjax_ssl.federated.contract import (
+    ForLog,
+    PyTree,
+    RoundResult,
+    ServerState,
+    Traffic,
+)
 from fedjax_ssl.federated.packing import packing
 from fedjax_ssl.federated.traffic import BYTES_PER_NUMBER, count
 from fedjax_ssl.methods.parts import second_head

@@ -44,7 +44,7 @@ from fedjax_ssl.federated import (
     Step,
     Training,
 )
-from fedjax_ssl.federated.method import (
+from fedjax_ssl.federated.contract import (
     AtServer,
     Client,
     ForLog,

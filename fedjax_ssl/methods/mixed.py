@@ -25,11 +25,7 @@ from jaxtyping import Array, Float, Int
 
 from fedjax_ssl.checks import checked, is_zero
 from fedjax_ssl.federated import Recipe, Setup
-from fedjax_ssl.federated.method import (
-    Client,
-    PyTree,
-    RoundContext,
-)
+from fedjax_ssl.federated.contract import Client, PyTree, RoundContext
 from fedjax_ssl.graph import Propagation, confidence
 from fedjax_ssl.methods.fedul import channels
 from fedjax_ssl.methods.parts import graph_pseudo_labels as graphs

@@ -17,7 +17,7 @@ from jaxtyping import Array
 
 from fedjax_ssl.checks import checked
 from fedjax_ssl.federated import Client, Recipe, RoundContext, Setup
-from fedjax_ssl.federated.method import PyTree
+from fedjax_ssl.federated.contract import PyTree
 from fedjax_ssl.keys import named_key
 from fedjax_ssl.methods.parts.recommended import AT_CLIENTS
 from fedjax_ssl.methods.parts.settings import CountOrZero

@@ -48,8 +48,7 @@ from fedjax_ssl.federated import (
     View,
     map_rows,
 )
-from fedjax_ssl.federated.messages import Upload
-from fedjax_ssl.federated.method import (
+from fedjax_ssl.federated.contract import (
     AtClient,
     AtServer,
     Broadcast,
@@ -58,6 +57,7 @@ from fedjax_ssl.federated.method import (
     ForLog,
     Metrics,
 )
+from fedjax_ssl.federated.messages import Upload
 from fedjax_ssl.federated.sampler import masked_permutation
 from fedjax_ssl.federated.setup import Setup
 from fedjax_ssl.federated.traffic import BYTES_PER_NUMBER, count

@@ -32,7 +32,7 @@ from jaxtyping import Array
 from fedjax_ssl import graph
 from fedjax_ssl.checks import checked
 from fedjax_ssl.federated import Recipe, RoundContext, RoundResult, Setup, Traffic, count
-from fedjax_ssl.federated.method import Metrics, PyTree
+from fedjax_ssl.federated.contract import Metrics, PyTree
 from fedjax_ssl.federated.participation import BEFORE_TRAINING
 from fedjax_ssl.graph.settings import Hamming, Level
 from fedjax_ssl.keys import named_key

@@ -36,8 +36,8 @@ from fedjax_ssl.federated import (
     device_memory,
     tree_bytes,
 )
+from fedjax_ssl.federated.contract import Metrics
 from fedjax_ssl.federated.memory import FittingProgram, bytes_of, bytes_to_come, is_out_of_memory
-from fedjax_ssl.federated.method import Metrics
 from fedjax_ssl.folder.files import bytes_in_words, plain_value
 from fedjax_ssl.folder.folder import flat_config
 from fedjax_ssl.models import Frozen

@@ -11,7 +11,7 @@ from jaxtyping import Array, Int, Key
 from fedjax_ssl import federated
 from fedjax_ssl.data import FederatedData
 from fedjax_ssl.federated import Method, ServerState
-from fedjax_ssl.federated.method import Metrics
+from fedjax_ssl.federated.contract import Metrics
 
 ROUNDS = "rounds"  # the scope in which rounds are traced: profiles and compiled programs name it
 # metric: rounds in a row, up to this one, without any finite update

@@ -10,8 +10,7 @@ import pytest
 from fedjax_ssl import federated, methods
 from fedjax_ssl.federated import Now, build
 from fedjax_ssl.federated.client_states import all_clients
-from fedjax_ssl.federated.local_step import LocalStep
-from fedjax_ssl.federated.method import Losses, Step, Stream
+from fedjax_ssl.federated.contract import LocalStep, Losses, Step, Stream
 from fedjax_ssl.federated.private_steps import (
     DPSGD,
     mechanisms,

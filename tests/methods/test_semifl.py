@@ -13,7 +13,7 @@ import pytest
 from fedjax_ssl import federated, methods, models
 from fedjax_ssl.data import FederatedData
 from fedjax_ssl.federated import Client, Recipe, ServerState, build
-from fedjax_ssl.federated.method import Metrics
+from fedjax_ssl.federated.contract import Metrics
 from fedjax_ssl.methods.parts.confident_pseudo_labels import (
     CONFIDENT,
     ConfidentLabels,

@@ -17,7 +17,7 @@ from fedjax_ssl import federated, methods
 from fedjax_ssl.data import FederatedData
 from fedjax_ssl.federated import Method, Recipe, Setup
 from fedjax_ssl.federated.client_states import all_clients
-from fedjax_ssl.federated.method import Now
+from fedjax_ssl.federated.contract import Now
 
 build = importlib.import_module("fedjax_ssl.runs.build")
 TABLES = load_tables()

@@ -12,8 +12,8 @@ from jaxtyping import Array, Bool, Key
 
 from fedjax_ssl.data import FederatedData
 from fedjax_ssl.errors import counted
+from fedjax_ssl.federated.contract import ClientResult, PyTree
 from fedjax_ssl.federated.messages import Upload
-from fedjax_ssl.federated.method import ClientResult, PyTree
 from fedjax_ssl.federated.uploads.transform import EVERYTHING, UploadTransform
 from fedjax_ssl.keys import named_key
 

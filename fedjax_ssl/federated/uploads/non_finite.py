@@ -4,8 +4,8 @@ from typing import Any
 
 from jaxtyping import Array
 
+from fedjax_ssl.federated.contract import ClientResult
 from fedjax_ssl.federated.messages import Upload
-from fedjax_ssl.federated.method import ClientResult
 from fedjax_ssl.federated.uploads.transform import (
     EVERYTHING,
     UploadTransform,

@@ -20,8 +20,8 @@ from jaxtyping import Array, Float, Key
 
 from fedjax_ssl.checks import In, Whole, checked
 from fedjax_ssl.errors import ConfigError
+from fedjax_ssl.federated.contract import ClientResult, RoundContext
 from fedjax_ssl.federated.messages import Sums, Upload
-from fedjax_ssl.federated.method import ClientResult, RoundContext
 from fedjax_ssl.federated.optimizers import Grouped
 from fedjax_ssl.federated.uploads.transform import UploadTransform, uncovered
 from fedjax_ssl.keys import named_key

@@ -8,20 +8,17 @@ client that one of its transforms does not name in `covers`.
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Key
 
 from fedjax_ssl.errors import ConfigError, did_you_mean
+from fedjax_ssl.federated.contract import ClientResult, RoundContext
 from fedjax_ssl.federated.messages import Sums, Upload
-from fedjax_ssl.federated.method import ClientResult, RoundContext
 from fedjax_ssl.federated.optimizers import Grouped
 from fedjax_ssl.own_code import check_arguments
-
-if TYPE_CHECKING:
-    from fedjax_ssl.federated.recipe import Recipe
 
 PyTree = Any
 _Message = TypeVar("_Message", Upload, Sums)
@@ -60,8 +57,8 @@ class UploadTransform(NamedTuple):
     # ^ parts of `EVERYTHING` that it treats, or may leave as they are
     tallies: tuple[str, ...] = ()
     # ^ names of numbers that `at_client` sets in `Upload.tallies`; `at_server` gets their sums
-    check: Callable[["Recipe", Mapping[str, Sequence[str]]], None] | None = None
-    # ^ (recipe, what leaves clients as `check_covers` takes it); raises ValueError for a method
+    check: Callable[[Any, Mapping[str, Sequence[str]]], None] | None = None
+    # ^ (`Recipe`, what leaves clients as `check_covers` takes it); raises ValueError for a method
     # that it cannot be used with
 
 

@@ -30,7 +30,7 @@ from fedjax_ssl.federated import (
     known_epochs,
     never,
 )
-from fedjax_ssl.federated.method import Broadcast, RoundContext
+from fedjax_ssl.federated.contract import Broadcast, RoundContext
 from fedjax_ssl.methods.parts.terms import augmented_view
 from fedjax_ssl.objectives import Channel, RowLoss, batch_mean, cross_entropy, l1_norm
 

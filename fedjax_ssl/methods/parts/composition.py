@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 from fedjax_ssl.data import FederatedData
 from fedjax_ssl.federated import Needs, Recipe, ServerState, Setup, Stage, Step, Term, Training
-from fedjax_ssl.federated.method import ForLog, Metrics
+from fedjax_ssl.federated.contract import ForLog, Metrics
 from fedjax_ssl.federated.recipe import in_words
 from fedjax_ssl.federated.sampler import known_epochs, labelled_epochs, paired_batches, passes
 from fedjax_ssl.methods.parts.consistency import LABELLED, UNLABELLED

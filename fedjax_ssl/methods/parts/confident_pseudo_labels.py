@@ -29,8 +29,16 @@ from fedjax_ssl.federated import (
     Term,
     View,
 )
+from fedjax_ssl.federated.contract import (
+    AtServer,
+    Broadcast,
+    ForLog,
+    Metrics,
+    Now,
+    PyTree,
+    never,
+)
 from fedjax_ssl.federated.forward import labelling_key
-from fedjax_ssl.federated.method import AtServer, Broadcast, ForLog, Metrics, Now, PyTree, never
 from fedjax_ssl.federated.sampler import batches_per_epoch, masked_permutation
 from fedjax_ssl.keys import named_key
 from fedjax_ssl.methods.parts.consistency import strong_view

@@ -19,14 +19,16 @@ from fedjax_ssl.federated import (
     Term,
     View,
 )
-from fedjax_ssl.federated.local_step import LocalStep, StepTaken, TakeStep
-from fedjax_ssl.federated.method import (
+from fedjax_ssl.federated.contract import (
     AtClient,
     AtServer,
     Broadcast,
+    LocalStep,
     Metrics,
     PyTree,
     RoundContext,
+    StepTaken,
+    TakeStep,
 )
 from fedjax_ssl.keys import named_key
 from fedjax_ssl.methods.parts.terms import PseudoLabels, diagnose_pseudo_labels, network_outputs

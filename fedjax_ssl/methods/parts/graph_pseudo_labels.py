@@ -20,7 +20,7 @@ from fedjax_ssl.federated import (
     count,
     map_rows,
 )
-from fedjax_ssl.federated.method import Metrics
+from fedjax_ssl.federated.contract import Metrics
 from fedjax_ssl.graph.settings import CODE, ConfidenceScale, GraphSettings, LabelNorm
 from fedjax_ssl.graph.weighting import scale_confidence
 from fedjax_ssl.keys import named_key

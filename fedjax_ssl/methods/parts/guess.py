@@ -16,7 +16,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from fedjax_ssl.checks import checked
 from fedjax_ssl.federated import Client, RoundResult, Setup, Step, Term, View
-from fedjax_ssl.federated.method import (
+from fedjax_ssl.federated.contract import (
     AtClient,
     AtServer,
     Broadcast,

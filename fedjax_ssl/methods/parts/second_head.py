@@ -19,7 +19,14 @@ from fedjax_ssl.federated import (
     Term,
     epochs,
 )
-from fedjax_ssl.federated.method import AtServer, Broadcast, Now, Params, PyTree, RoundContext
+from fedjax_ssl.federated.contract import (
+    AtServer,
+    Broadcast,
+    Now,
+    Params,
+    PyTree,
+    RoundContext,
+)
 from fedjax_ssl.methods.parts.channel_terms import learns
 from fedjax_ssl.methods.parts.terms import augmented_view
 from fedjax_ssl.objectives import batch_cross_entropy

@@ -6,7 +6,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int, PyTree
 
-from fedjax_ssl.federated.traffic import BYTES_PER_NUMBER, Count, count
+from fedjax_ssl.federated.contract import Count
+from fedjax_ssl.federated.traffic import BYTES_PER_NUMBER, count
 
 
 def merge(sent: PyTree, new: PyTree, old: PyTree) -> PyTree:

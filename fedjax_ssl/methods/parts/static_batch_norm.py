@@ -17,7 +17,7 @@ from jaxtyping import Array, Int
 
 from fedjax_ssl.data import FederatedData
 from fedjax_ssl.federated import Recipe
-from fedjax_ssl.federated.method import ServerState
+from fedjax_ssl.federated.contract import ServerState
 from fedjax_ssl.models import Model
 
 PyTree = Any

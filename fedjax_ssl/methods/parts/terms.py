@@ -9,8 +9,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from fedjax_ssl.federated.forward import map_rows
-from fedjax_ssl.federated.method import (
+from fedjax_ssl.federated.contract import (
     AtServer,
     Broadcast,
     Client,
@@ -25,6 +24,7 @@ from fedjax_ssl.federated.method import (
     View,
     no_state,
 )
+from fedjax_ssl.federated.forward import map_rows
 from fedjax_ssl.federated.setup import Setup
 from fedjax_ssl.models import Outputs
 from fedjax_ssl.objectives import batch_cross_entropy

@@ -15,7 +15,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from fedjax_ssl.checks import checked
 from fedjax_ssl.federated import Setup
-from fedjax_ssl.federated.method import PyTree
+from fedjax_ssl.federated.contract import PyTree
 from fedjax_ssl.methods.parts.settings import Decay
 from fedjax_ssl.objectives import (
     FreeMatch,

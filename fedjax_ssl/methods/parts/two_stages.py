@@ -16,7 +16,7 @@ from fedjax_ssl.federated import (
     labelled_epochs,
     mixed_epochs,
 )
-from fedjax_ssl.federated.method import PyTree, ServerState
+from fedjax_ssl.federated.contract import PyTree, ServerState
 from fedjax_ssl.methods.parts.terms import supervised_term
 
 

@@ -40,7 +40,7 @@ def step_of(guesses: Any) -> Any:
     """A step on the five samples, of a client that has begun."""
     nothing = dict.fromkeys(federated.Step._fields, ())
     client = toy.context(1).clients
-    rows = federated.method.Stream(jnp.arange(5), jnp.ones(5, bool), jnp.zeros(5, int), ())
+    rows = federated.contract.Stream(jnp.arange(5), jnp.ones(5, bool), jnp.zeros(5, int), ())
     local = Local(jnp.zeros(5, int), guesses.rule.start(jnp.asarray(5), 5))
     return federated.Step(
         **{**nothing, "streams": {"unlabelled": rows}, "client": client, "local": local}

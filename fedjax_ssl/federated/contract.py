@@ -7,24 +7,66 @@ stream in one local batch, K classes.
 """
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int, Key
+import numpy as np
+from jax.flatten_util import ravel_pytree
+from jaxtyping import Array, Bool, Float, Int, Key, Shaped, UInt32
 
 from fedjax_ssl.data import FederatedData, WeakLabels
-from fedjax_ssl.federated.cohort import Cohort
-from fedjax_ssl.federated.traffic import Count
 from fedjax_ssl.models import Outputs
-
-if TYPE_CHECKING:
-    from fedjax_ssl.federated.local_step import TakeStep
 
 PyTree = Any
 # parameter group -> tree; one group "model" unless the method declares more
 Params = dict[str, PyTree]
 Metrics = dict[str, Any]  # name -> scalar, or `Count` for bytes
+Packed = tuple[Array, ...]  # a tree in few arrays
+
+
+class Packing(NamedTuple):
+    """To and from few arrays; the inverse of each other."""
+
+    pack: Callable[[PyTree], Packed]
+    # ^ large arrays in the order of the tree, then one vector of all small ones
+    unpack: Callable[[Packed], PyTree]
+
+
+class Cohort(NamedTuple):
+    """The clients of one round in increasing order of id, so that sums over them do not depend
+    on the draw's order.
+    """
+
+    ids: Int[Array, " p"]  # C in empty slots: gathers clamp it, scatters drop it
+    valid: Bool[Array, " p"]  # False in slots for which no client was eligible
+
+
+class Count(NamedTuple):
+    """Number of messages and the bytes of each. `+` puts two counts together."""
+
+    times: Int[Array, "*shape m"]
+    sizes: UInt32[Array, "*shape m 2"]  # higher and lower half of the bytes
+
+    def __add__(self, other: "Count") -> "Count":  # type: ignore[override]
+        """Both together, as of numbers and not of tuples."""
+        return Count(
+            jnp.concatenate([self.times, other.times], axis=-1),
+            jnp.concatenate([self.sizes, other.sizes], axis=-2),
+        )
+
+    def of_all_rounds(self) -> "Count":
+        """Put the counts of several rounds together, which lie along the leading axes."""
+        return Count(self.times.reshape(-1), self.sizes.reshape(-1, 2))
+
+    def __int__(self) -> int:
+        return int(self.to_numpy())
+
+    def to_numpy(self) -> Shaped[np.ndarray, "*shape"]:
+        """Return the bytes on the host, as uint64."""
+        halves = np.asarray(self.sizes, np.uint64)
+        sizes = (halves[..., 0] << np.uint64(32)) + halves[..., 1]
+        return np.sum(np.asarray(self.times).astype(np.uint64) * sizes, axis=-1)
 
 
 class Method(NamedTuple):
@@ -331,6 +373,84 @@ def never(sent: Broadcast, context: RoundContext) -> Bool[Array, " p"]:
     return jnp.zeros_like(context.valid)
 
 
+class Losses(NamedTuple):
+    """One forward pass of a local step and the losses on it."""
+
+    terms: dict[str, Array]  # weighted, by term
+    local: dict[str, PyTree]  # local states after it, by term
+    model_state: Array  # batch statistics after it, in one vector
+    outputs: dict[str, Outputs]  # by view
+
+    def total(self, terms: "tuple[Term, ...]") -> Array:
+        """Add up the losses of these terms."""
+        return sum((self.terms[term.name] for term in terms), start=jnp.zeros(()))
+
+
+class StepTaken(NamedTuple):
+    """What a local step of one parameter group leaves."""
+
+    weights: Packed  # of the group
+    optimizer: PyTree  # the group's state of the local optimizer
+    model_state: Array  # batch statistics, in one vector
+    local: dict[str, PyTree]  # local states, by term
+    loss: Float[Array, ""]
+    outputs: dict[str, Outputs]  # of the forward pass, by view
+
+
+class LocalStep(NamedTuple):
+    """One local step of one parameter group before it is taken, as `wrap_step` sees it.
+
+    A wrapper may change it before it hands it on, and what the step has left afterwards.
+
+    Example:
+        >>> def smaller(step):  # a `Stage.wrap_step`: half of every gradient
+        ...     def halved(at):
+        ...         loss, gradient, losses = at.gradient(at)
+        ...         return loss, jax.tree.map(lambda x: x / 2, gradient), losses
+        ...     return lambda at: step(at._replace(gradient=lambda _: halved(at)))
+    """
+
+    inputs: Step  # client, batch, key and number of the step; nothing of a forward pass
+    terms: "tuple[Term, ...]"  # that move the group
+    weights: Packed  # of the group, before the step
+    optimizer: PyTree  # the group's state of the local optimizer, before the step
+    packing: Packing  # of the weights
+    unravel: Callable[[Array], PyTree]  # batch statistics in one vector -> their tree
+    gradient: Callable[["LocalStep"], tuple[Array, Packed, Losses]]
+    # ^ -> (loss, gradient of the weights, losses); by default of the sum of all losses
+    correct: Callable[[Packed, Packed], Packed]
+    # ^ (gradient, weights) -> gradient; by default as the federated optimizer corrects it
+    forward: Callable[..., tuple[dict[str, Array], dict[str, Outputs], PyTree]]
+    # ^ as `fedjax_ssl.federated.forward.forward_views`, the default
+    run: Callable[..., Losses]  # the engine's part of `evaluate`
+
+    def evaluate(
+        self, weights: Packed, terms: "tuple[Term, ...]", earlier: dict[str, Outputs] | None = None
+    ) -> Losses:
+        """Run a forward pass with these weights and compute the losses of these terms on it.
+
+        Args:
+            weights: of the group.
+            terms: the losses; not all of them have to move the group.
+            earlier: outputs of an earlier pass of the same step, for `Step.earlier`.
+        """
+        return self.run(self, weights, terms, earlier)
+
+    def network(self, taken: StepTaken) -> Snapshot:
+        """Return the group's parameters and the batch statistics after a step."""
+        return Snapshot(self.packing.unpack(taken.weights), self.unravel(taken.model_state))
+
+    def with_network(self, taken: StepTaken, network: Snapshot) -> StepTaken:
+        """Return what a step has left, with another network to go on with."""
+        return taken._replace(
+            weights=self.packing.pack(network.params),
+            model_state=ravel_pytree(network.model_state)[0],
+        )
+
+
+TakeStep = Callable[[LocalStep], StepTaken]
+
+
 class AtServer(NamedTuple):
     """Functions of a term at the server: once at the start, before local training and after it."""
 
@@ -361,7 +481,7 @@ class AtClient(NamedTuple):
     )
     # ^ (term state, network parameters, model state, kept) -> local state, which lives as long as
     # local training
-    wrap_step: "Callable[[TakeStep, str], TakeStep] | None" = None
+    wrap_step: Callable[[TakeStep, str], TakeStep] | None = None
     # ^ (local step of the term's parameter group, name of the term) -> another one in its place;
     # None: as it is
     collect: Callable[[ClientResult], PyTree] = lambda trained: ()
@@ -419,19 +539,6 @@ class Term(NamedTuple):
     sends: str = ""  # what clients send for it, in words; "": nothing, or nobody said
 
 
-class Losses(NamedTuple):
-    """One forward pass of a local step and the losses on it."""
-
-    terms: dict[str, Array]  # weighted, by term
-    local: dict[str, PyTree]  # local states after it, by term
-    model_state: Array  # batch statistics after it, in one vector
-    outputs: dict[str, Outputs]  # by view
-
-    def total(self, terms: tuple[Term, ...]) -> Array:
-        """Add up the losses of these terms."""
-        return sum((self.terms[term.name] for term in terms), start=jnp.zeros(()))
-
-
 class Training(NamedTuple):
     """Local training of a round, of clients or of the server."""
 
@@ -441,7 +548,7 @@ class Training(NamedTuple):
     # ^ client -> factor of its learning rate; None: 1
     weigh: Callable[[Client, dict[str, PyTree]], Float[Array, ""]] | None = None
     # ^ (client, uploads by term) -> its weight in the average; None: the run's weighting
-    wrap_step: "Callable[[TakeStep], TakeStep] | None" = None
+    wrap_step: Callable[[TakeStep], TakeStep] | None = None
     # ^ local step of a parameter group -> another one in its place, before those of the terms: with
     # another gradient or other forward passes; None: as it is
 
@@ -519,3 +626,25 @@ class Sampler(NamedTuple):
     going_on: Callable[[int], "Sampler"] | None = None
     # ^ (local steps a round) -> the same batches, so many a round; epochs over labelled examples go
     # on where the client's last round ended
+
+
+class ParameterGroups(NamedTuple):
+    """Parameter groups of a network."""
+
+    names: tuple[str, ...] = ("model",)
+    # ^ in the order in which a local step updates them; of several, one that has no row of a batch
+    # in a step takes no step at all
+    private: tuple[str, ...] = ()
+    # ^ those that every client keeps to itself and that are never averaged (FedRep's heads); the
+    # server's own training uses the common ones
+    split: Callable[[PyTree], Params] = lambda params: {"model": params}
+    # ^ a freshly initialized network's parameters -> parameters by group
+    combine: Callable[[Params], PyTree] = lambda params: params["model"]
+    # ^ parameters by group -> the network's parameters
+    own_statistics: bool = False
+    # ^ batch statistics stay at each client too, and are never averaged
+
+    @property
+    def shared(self) -> tuple[str, ...]:
+        """Groups that are sent and averaged."""
+        return tuple(group for group in self.names if group not in self.private)
