@@ -79,7 +79,7 @@ class Train:
         return (
             self._experiment.host is not None
             or self._experiment.config.model.train != "all"  # the rest is an argument of programs
-            or build(self._experiment, self._of_one_key).method.on_host
+            or build(self._experiment, self._of_one_key).method.recipe.on_host
         )
 
     def __call__(
@@ -299,7 +299,7 @@ def train(
     method = recipe if isinstance(recipe, Method) else federated.build(recipe)
     state = jax.jit(method.init)(key, data)
     block: Callable[..., tuple[ServerState, Metrics]] = functools.partial(run_block, method)
-    if not method.on_host:
+    if not method.recipe.on_host:
         block = jax.jit(block, static_argnums=3, donate_argnums=0)
     rows = list[dict[str, Any]]()
     for start in range(0, rounds, eval_every):

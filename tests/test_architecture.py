@@ -94,8 +94,8 @@ def test_a_client_without_a_labelled_example(
     recipe = methods.recipe(name, cases.setup(name, data), **settings)
     stages = [stage for stage in recipe.stages if stage.clients]
     assert ticked(drawn) == list(dict.fromkeys(stage.labelled_quota for stage in stages))
-    trains = federated.build(recipe).trains
-    assert (steps != "-") == (trains is not None and bool(np.asarray(trains(data))[CLIENT]))
+    trains = federated.who_trains(federated.build(recipe).recipe.stages, data)
+    assert (steps != "-") == bool(np.asarray(trains)[CLIENT])
     assert (weight != "-") == (steps != "-")
     if steps != "-":
         assert (weight == "the run's") == (stages[-1].clients.weigh is None)

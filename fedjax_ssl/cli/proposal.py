@@ -302,7 +302,7 @@ def rehearse(command: Command, shared: "Shared | None" = None, traced: bool = Tr
             advice.check(built)
             method = built.method
             key = jax.random.key(0)
-            if traced and not method.on_host and built.experiment.host is None:
+            if traced and not method.recipe.on_host and built.experiment.host is None:
                 start = jax.eval_shape(method.init, key, built.federation)
                 jax.eval_shape(method.round, key, start, built.federation)
     except (UserError, ValueError, data.DatasetUnavailable) as error:

@@ -33,7 +33,6 @@ if TYPE_CHECKING:
         Kept,
         LocalStep,
         Losses,
-        Method,
         Now,
         Packed,
         ParameterGroups,
@@ -114,7 +113,7 @@ if TYPE_CHECKING:
         participation,
     )
     from fedjax_ssl.federated.placement import PLACEMENTS, REDUCTIONS, deal, map_clients
-    from fedjax_ssl.federated.recipe import Needs, Recipe
+    from fedjax_ssl.federated.recipe import Method, Needs, Recipe
     from fedjax_ssl.federated.round import CLIENT_MODELS
     from fedjax_ssl.federated.sampler import (
         Steps,
@@ -130,6 +129,7 @@ if TYPE_CHECKING:
     )
     from fedjax_ssl.federated.schedules import SCHEDULES, learning_rate_schedule, schedule_name
     from fedjax_ssl.federated.setup import KEEP_BY, WEIGHTINGS, Facts, LearningRate, Setup
+    from fedjax_ssl.federated.steps_ahead import who_trains
     from fedjax_ssl.federated.traffic import BYTES_PER_NUMBER, count, to_numbers
 
 __getattr__, __dir__ = attach(__name__)

@@ -15,7 +15,7 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Bool, Float, Int, Key, Shaped, UInt32
 
-from fedjax_ssl.data import FederatedData, WeakLabels
+from fedjax_ssl.data import WeakLabels
 from fedjax_ssl.models import Outputs
 
 PyTree = Any
@@ -67,58 +67,6 @@ class Count(NamedTuple):
         halves = np.asarray(self.sizes, np.uint64)
         sizes = (halves[..., 0] << np.uint64(32)) + halves[..., 1]
         return np.sum(np.asarray(self.times).astype(np.uint64) * sizes, axis=-1)
-
-
-class Method(NamedTuple):
-    """A federated learning method: pure functions, all of them jit-able, scan-able and vmap-able.
-
-    Example:
-        >>> config = fs.load_config("digits_fedavg")
-        >>> from fedjax_ssl.runs import build, federate, load_experiment
-        >>> experiment = load_experiment(config)
-        >>> data = federate(experiment, jax.random.key(0))
-        >>> method = build(experiment, data).method
-        >>> state = method.init(jax.random.key(0), data)
-        >>> state, metrics = jax.jit(method.round)(jax.random.key(0), state, data)
-        >>> method.predict(state, data.inputs[:3]).shape
-        (3, 10)
-    """
-
-    init: Callable[..., "ServerState"]  # (key, data) -> state
-    round: Callable[..., tuple["ServerState", Metrics]]
-    # ^ (run key, state, data[, execution]) -> (state, info)
-    predict: Callable[..., Array]  # (state, raw inputs [n, ...]) -> log-probabilities [n, K]
-    embed: Callable[..., Array] | None = None
-    # ^ (state, raw inputs [n, ...]) -> features [n, d]; None: it has none
-    predict_for: Callable[..., Array] | None = None
-    # ^ (state, client id, raw inputs) -> log-probabilities by the client's own model; None: all
-    # have the global one
-    needs: tuple[str, ...] = ("labels",)  # it learns from any of these: see `FederatedData.kinds`
-    needs_all: bool = False  # it needs every one of them
-    trains_unlabelled: bool = True  # clients without class labels train too
-    learns_unlabelled: bool = False  # from examples without class labels
-    check: Callable[[FederatedData], list[str]] | None = None
-    # ^ (federation, on the host) -> what somebody should know before training, a sentence each; may
-    # raise ValueError
-    alone: bool = False  # no global model: scores are means over the clients' own models
-    on_host: bool = False  # a round calls host functions, so that it cannot be traced
-    network: Callable[..., tuple[PyTree, PyTree]] | None = None
-    # ^ (state, client id or None) -> (parameters, batch statistics) of the network that predicts,
-    # the client's own or the global one; None: prediction is no network's
-    apply: Callable[..., Array] | None = None
-    # ^ (parameters, batch statistics, raw inputs) -> log-probabilities by such a network; None: it
-    # has no class scores
-    cohort: Callable[..., Cohort] | None = None
-    # ^ (run key, round, data) -> whose examples this round looks at beside the server's, known
-    # before it; traceable. None: it may look at any client's, so that all examples have to be on
-    # the device
-    trains: Callable[[FederatedData], Array] | None = None
-    # ^ -> clients [C] that have a local step in any round
-    own_weights: bool = False
-    # ^ in some stage its clients have other weights in the average than the run's weighting
-    stages: tuple[int, ...] = ()  # rounds after which another stage begins
-    samplers: "tuple[Sampler, ...] | None" = None
-    # ^ of clients, by stage: the steps they draw decide how clients are placed; None: not known
 
 
 class Kept(NamedTuple):

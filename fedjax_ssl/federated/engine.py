@@ -21,7 +21,6 @@ from fedjax_ssl.federated.contract import (
     Cohort,
     Count,
     Kept,
-    Method,
     Metrics,
     ParameterGroups,
     Params,
@@ -33,18 +32,16 @@ from fedjax_ssl.federated.execution import Execution
 from fedjax_ssl.federated.leaves import what_leaves
 from fedjax_ssl.federated.local_optimizer import over_layers
 from fedjax_ssl.federated.packing import packing
-from fedjax_ssl.federated.recipe import Recipe, check_is_recipe
+from fedjax_ssl.federated.recipe import Method, Recipe, check_is_recipe
 from fedjax_ssl.federated.round import CLIENT_MODELS, draw_cohort, run_round
 from fedjax_ssl.federated.sampler import with_local_steps
 from fedjax_ssl.federated.setup import KEEP_BY, WEIGHTINGS, Setup
-from fedjax_ssl.federated.steps_ahead import who_trains
 from fedjax_ssl.federated.uploads import sums
 from fedjax_ssl.federated.uploads.transform import UploadTransform, chain, check_covers
 from fedjax_ssl.keys import named_key
 from fedjax_ssl.models import Outputs
 
 PyTree = Any
-_UNLABELLED = {"mixed", "unlabelled"}  # streams that have examples without a class label
 
 
 def build(recipe: Recipe) -> Method:
@@ -76,9 +73,8 @@ def build(recipe: Recipe) -> Method:
     check_is_recipe("fs.build", recipe)
     _check(recipe)
     told = _check_uploads(recipe)
-    recipe = _in_run(recipe)
+    recipe = _in_run(recipe, told)
     setup = recipe.setup
-    stages = recipe.stages
 
     # What predicts: a network, the method's own or the global one, whose scores a method may
     # replace.
@@ -109,33 +105,16 @@ def build(recipe: Recipe) -> Method:
     def embed(state: ServerState, inputs: Array) -> Array:
         return outputs_of(*network_of(state), inputs).features
 
-    scored_by_network = recipe.class_scores and recipe.predict is None
-
-    # What runs and their checks ask of a method, read off its stages.
-    alone = setup.federated_optimizer.alone
-    trainings = [stage.clients for stage in stages if stage.clients]
-    unlabelled = [_trains_unlabelled(stage) for stage in stages]
-    streams_unlabelled = any(_UNLABELLED & _streams(stage) for stage in stages)
     return Method(
         _init_of(recipe),
         _round_of(recipe),
         predict,
-        embed=None if alone else embed,
+        recipe,
+        embed=None if recipe.alone else embed,
         predict_for=None if recipe.client_model is None else predict_for,
-        needs=recipe.needs.kinds,
-        needs_all=recipe.needs.every_one,
-        trains_unlabelled=any(unlabelled),
-        learns_unlabelled=any(unlabelled) or streams_unlabelled,
-        check=partial(_told, told, recipe.check) if told else recipe.check,
-        alone=alone,
-        on_host=recipe.on_host,
         network=network_of,
-        apply=scores if scored_by_network else None,
-        cohort=None if recipe.looks_at_all else _cohort_of(setup, stages),
-        trains=partial(who_trains, stages) if trainings else None,
-        own_weights=any(one.weigh is not None for one in trainings),
-        stages=tuple(_starts(stages)[1:]),
-        samplers=tuple(one.sampler for one in trainings),
+        apply=scores if recipe.class_scores and recipe.predict is None else None,
+        cohort=None if recipe.looks_at_all else _cohort_of(recipe),
     )
 
 
@@ -154,9 +133,10 @@ def _check_uploads(recipe: Recipe) -> list[str]:
     return _check_summation(recipe, together)
 
 
-def _in_run(recipe: Recipe) -> Recipe:
+def _in_run(recipe: Recipe, told: list[str]) -> Recipe:
     """Return the recipe with what the run asks of every method: steps in place of epochs, scores
-    of clients' models, transforms of uploads; clients that train alone keep all groups.
+    of clients' models, transforms of uploads, what there is to say of these; clients that train
+    alone keep all groups.
     """
     setup = recipe.setup
     groups = recipe.groups
@@ -189,6 +169,7 @@ def _in_run(recipe: Recipe) -> Recipe:
         groups=groups,
         stages=stages,
         client_model=client_model,
+        check=partial(_told, told, recipe.check) if told else recipe.check,
     )
 
 
@@ -305,7 +286,6 @@ def _server_optimizer(stages: tuple[Stage, ...], local: dict[str, PyTree]) -> Py
 
 def _round_of(recipe: Recipe) -> Callable[..., tuple[ServerState, Metrics]]:
     """`Method.round`: a round of the stage that the state is in."""
-    stages = recipe.stages
 
     def of_stage(
         place: int, stage: Stage, start: int
@@ -319,15 +299,15 @@ def _round_of(recipe: Recipe) -> Callable[..., tuple[ServerState, Metrics]]:
 
         return run
 
-    starts = _starts(stages)
-    rounds = [of_stage(place, *one) for place, one in enumerate(zip(stages, starts, strict=True))]
+    numbered = enumerate(zip(recipe.stages, recipe.starts, strict=True))
+    rounds = [of_stage(place, *one) for place, one in numbered]
 
     def of_its_stage(
         key: Array, state: ServerState, data: FederatedData, execution: Execution
     ) -> tuple[ServerState, Metrics]:
         if len(rounds) == 1:
             return rounds[0](key, state, data, execution)
-        place = _place_of(stages, state.round)
+        place = _place_of(recipe, state.round)
         if recipe.on_host:
             return rounds[int(place)](key, state, data, execution)
         branches = [lambda *given, run=run: run(*given, execution) for run in rounds]
@@ -342,8 +322,9 @@ def _round_of(recipe: Recipe) -> Callable[..., tuple[ServerState, Metrics]]:
     return round
 
 
-def _cohort_of(setup: Setup, stages: tuple[Stage, ...]) -> Callable[..., Cohort]:
+def _cohort_of(recipe: Recipe) -> Callable[..., Cohort]:
     """`Method.cohort`: of the stage that the round is in, with as many slots in all stages."""
+    setup = recipe.setup
 
     def cohort(key: Array, number: Int[Array, ""], data: FederatedData) -> Cohort:
         clients = all_clients(data, part_of(data, number, setup.rounds))
@@ -355,20 +336,15 @@ def _cohort_of(setup: Setup, stages: tuple[Stage, ...]) -> Callable[..., Cohort]
                 jnp.pad(ids, empty, constant_values=data.num_clients), jnp.pad(valid, empty)
             )
 
-        choices = [partial(of_stage, stage) for stage in stages]
-        return jax.lax.switch(_place_of(stages, number), choices)
+        choices = [partial(of_stage, stage) for stage in recipe.stages]
+        return jax.lax.switch(_place_of(recipe, number), choices)
 
     return cohort
 
 
-def _starts(stages: tuple[Stage, ...]) -> list[int]:
-    """Count the rounds before each stage."""
-    return [sum(stage.rounds or 0 for stage in stages[:place]) for place in range(len(stages))]
-
-
-def _place_of(stages: tuple[Stage, ...], number: Int[Array, ""]) -> Int[Array, ""]:
+def _place_of(recipe: Recipe, number: Int[Array, ""]) -> Int[Array, ""]:
     """Return which stage a round of the run is in."""
-    later = jnp.array(_starts(stages)[1:], jnp.int32)
+    later = jnp.array(recipe.starts[1:], jnp.int32)
     return jnp.sum(number >= later, dtype=jnp.int32)
 
 
@@ -420,18 +396,6 @@ def _switch(
 
 def _server_terms(stage: Stage) -> tuple[Term, ...]:
     return stage.server.terms if stage.server else ()
-
-
-def _streams(stage: Stage) -> set[str]:
-    return {view.stream for term in stage.client_terms for view in term.views}
-
-
-def _trains_unlabelled(stage: Stage) -> bool:
-    only_labelled = (
-        stage.labelled_quota == "only"
-        and stage.count_labels is Stage._field_defaults["count_labels"]
-    )
-    return bool(stage.client_terms) and not only_labelled
 
 
 def _check_alone(stages: tuple[Stage, ...]) -> None:

@@ -20,8 +20,12 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from fedjax_ssl.data import FederatedData, WeakLabels
-from fedjax_ssl.federated.contract import Method, Metrics, ServerState
+from fedjax_ssl.federated.contract import (
+    Metrics,
+    ServerState,
+)
 from fedjax_ssl.federated.forward import map_rows
+from fedjax_ssl.federated.recipe import Method
 
 EVALUATION = "evaluation"  # the scope in which it is traced: profiles and compiled programs name it
 BY_CLIENT = "test_accuracy_by_client"  # a metric that is no scalar
@@ -106,7 +110,7 @@ def _score(
     metrics: Collection[str],
 ) -> Metrics:
     predict_for = method.predict_for
-    if not method.alone or predict_for is None:
+    if not method.recipe.alone or predict_for is None:
         predict = partial(method.predict, state)
         return _score_model(method, predict, data, examples, batch_size, metrics)
 
@@ -134,7 +138,7 @@ def _score_model(
     predicted = jnp.argmax(log_probs, axis=1)
     correct = predicted == labels
     found: Metrics = {}
-    if data.weak is not None and data.coarse_names and "coarse" in method.needs:
+    if data.weak is not None and data.coarse_names and "coarse" in method.recipe.needs.kinds:
         found[f"{name}_coarse_accuracy"] = _coarse_accuracy(data.weak, log_probs, labels, real)
     found |= {
         f"{name}_accuracy": jnp.mean(correct.astype(log_probs.dtype), where=real),
@@ -149,7 +153,7 @@ def _score_model(
         found[f"{name}_ece"] = calibration_error(log_probs, labels, real)
     if "auroc" in metrics:
         found[f"{name}_auroc"] = auroc(log_probs, labels, real)
-    if name == "test" and "clients" in metrics and data.owned_test and not method.alone:
+    if name == "test" and "clients" in metrics and data.owned_test and not method.recipe.alone:
         num_clients = data.num_clients + data.num_new_clients
         by_client = accuracy_by_client(correct, real, data.test_client, num_clients)
         if method.predict_for is None:

@@ -17,13 +17,13 @@ from fedjax_ssl.federated.client import LocalRound
 from fedjax_ssl.federated.client_states import without_examples
 from fedjax_ssl.federated.contract import (
     Client,
-    Method,
     Now,
     Sampler,
     ServerState,
 )
 from fedjax_ssl.federated.messages import Arrivals, Download, Sums
 from fedjax_ssl.federated.placement import train_cohort
+from fedjax_ssl.federated.recipe import Method
 
 PyTree = Any
 # Clients at once where nobody says how many.
@@ -147,19 +147,14 @@ def _is_unequal(spread: float | None) -> bool:
     return spread is not None and spread > _UNEQUAL
 
 
-def decided_by_sizes(
-    samplers: Iterable[Sampler] | None, clients: Client
-) -> list[tuple[bool, str]] | list[bytes]:
+def decided_by_sizes(samplers: Iterable[Sampler], clients: Client) -> list[tuple[bool, str]]:
     """Tell all that a program's text has of the sizes of clients, beside shapes: for each sampler
     whether they are too unequal to wait for each other, and how their loops of local steps end.
 
     Args:
-        samplers: those that draw the batches of clients; None: not known, so that all that is known
-            of the clients may decide.
+        samplers: those that draw the batches of clients.
         clients: leading axis C; not traced.
     """
-    if samplers is None:
-        return [np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(clients)]
     known = [sampler for sampler in samplers if not sampler.reads_sent]
     counts = [step_counts(sampler, clients) for sampler in known]
     return [

@@ -10,6 +10,8 @@ from fedjax_ssl.data import FederatedData
 from fedjax_ssl.errors import UserError
 from fedjax_ssl.federated.contract import (
     Client,
+    Cohort,
+    Metrics,
     Now,
     ParameterGroups,
     PyTree,
@@ -17,6 +19,7 @@ from fedjax_ssl.federated.contract import (
     Schedule,
     ServerState,
     Stage,
+    Training,
 )
 from fedjax_ssl.federated.setup import Setup
 from fedjax_ssl.federated.uploads.transform import UploadTransform
@@ -31,6 +34,7 @@ class Needs(NamedTuple):
     every_one: bool = False  # all of these together; False: any of them is enough
 
 
+_UNLABELLED = ("mixed", "unlabelled")  # streams of examples without a class label
 _IN_WORDS = {
     "labels": "class labels at clients",
     "server": "class labels at the server",
@@ -101,11 +105,45 @@ class Recipe(NamedTuple):
     # average
     in_sum: str = ""
     # ^ the setting with which its server sees what clients send in sum alone, for messages
-    check: Callable[[FederatedData], list[str]] | None = None  # as in `Method`
-    on_host: bool = False  # as in `Method`
+    check: Callable[[FederatedData], list[str]] | None = None
+    # ^ (federation, on the host) -> what somebody should know before training, a sentence each; may
+    # raise ValueError
+    on_host: bool = False  # a round calls host functions, so that it cannot be traced
     looks_at_all: bool = False
     # ^ a round looks at examples of clients that are not in its cohort
     name: str = ""  # for messages and compositions; `fs.methods.recipe` gives the method's
+
+    @property
+    def alone(self) -> bool:
+        """Whether there is no global model: scores are means over the clients' own models."""
+        return self.setup.federated_optimizer.alone
+
+    @property
+    def trainings(self) -> tuple[Training, ...]:
+        """What clients do, by stage."""
+        return tuple(stage.clients for stage in self.stages if stage.clients)
+
+    @property
+    def starts(self) -> tuple[int, ...]:
+        """Rounds before each stage."""
+        lengths = [stage.rounds or 0 for stage in self.stages]
+        return tuple(sum(lengths[:place]) for place in range(len(lengths)))
+
+    @property
+    def trains_unlabelled(self) -> bool:
+        """Whether clients without class labels train too."""
+        usual = Stage._field_defaults["count_labels"]
+        return any(
+            bool(stage.client_terms)
+            and not (stage.labelled_quota == "only" and stage.count_labels is usual)
+            for stage in self.stages
+        )
+
+    @property
+    def learns_unlabelled(self) -> bool:
+        """Whether anything is learned from examples without class labels."""
+        views = (view for one in self.trainings for term in one.terms for view in term.views)
+        return self.trains_unlabelled or any(view.stream in _UNLABELLED for view in views)
 
     def with_schedules(self, change: Callable[[Array, Client, Schedule], Schedule]) -> "Recipe":
         """Return a recipe whose clients' batches of a round are changed once they are drawn.
@@ -152,6 +190,43 @@ class Recipe(NamedTuple):
             return stage._replace(clients=own._replace(sampler=changed(own.sampler)))
 
         return self._replace(stages=tuple(map(of_stage, self.stages)))
+
+
+class Method(NamedTuple):
+    """A federated learning method: pure functions, all of them jit-able, scan-able and vmap-able.
+
+    Example:
+        >>> config = fs.load_config("digits_fedavg")
+        >>> from fedjax_ssl.runs import build, federate, load_experiment
+        >>> experiment = load_experiment(config)
+        >>> data = federate(experiment, jax.random.key(0))
+        >>> method = build(experiment, data).method
+        >>> state = method.init(jax.random.key(0), data)
+        >>> state, metrics = jax.jit(method.round)(jax.random.key(0), state, data)
+        >>> method.predict(state, data.inputs[:3]).shape
+        (3, 10)
+    """
+
+    init: Callable[..., ServerState]  # (key, data) -> state
+    round: Callable[..., tuple[ServerState, Metrics]]
+    # ^ (run key, state, data[, execution]) -> (state, info)
+    predict: Callable[..., Array]  # (state, raw inputs [n, ...]) -> log-probabilities [n, K]
+    recipe: Recipe  # that it was made of, with what the run asks of every method
+    embed: Callable[..., Array] | None = None
+    # ^ (state, raw inputs [n, ...]) -> features [n, d]; None: it has none
+    predict_for: Callable[..., Array] | None = None
+    # ^ (state, client id, raw inputs) -> log-probabilities by the client's own model; None: all
+    # have the global one
+    network: Callable[..., tuple[PyTree, PyTree]] | None = None
+    # ^ (state, client id or None) -> (parameters, batch statistics) of the network that predicts,
+    # the client's own or the global one; None: prediction is no network's
+    apply: Callable[..., Array] | None = None
+    # ^ (parameters, batch statistics, raw inputs) -> log-probabilities by such a network; None: it
+    # has no class scores
+    cohort: Callable[..., Cohort] | None = None
+    # ^ (run key, round, data) -> whose examples this round looks at beside the server's, known
+    # before it; traceable. None: it may look at any client's, so that all examples have to be on
+    # the device
 
 
 def check_is_recipe(what: str, given: Any) -> None:

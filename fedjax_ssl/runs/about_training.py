@@ -54,7 +54,11 @@ def _kept_round(built: Built) -> Iterator[str]:
     scored on validation examples.
     """
     method = built.method
-    if method.predict_for is None or method.alone or not built.federation.valid_index.shape[0]:
+    if (
+        method.predict_for is None
+        or method.recipe.alone
+        or not built.federation.valid_index.shape[0]
+    ):
         return
     what = "validation examples are scored by the common model alone, not by clients' own models"
     if asks_for_selection(built.experiment.config):
@@ -66,7 +70,11 @@ def _kept_round(built: Built) -> Iterator[str]:
 def _own_models_at_start(built: Built) -> Iterator[str]:
     """Say what clients' own models start from, where another run's weights are the start."""
     method = built.method
-    if built.experiment.config.start_from and method.predict_for is not None and not method.alone:
+    if (
+        built.experiment.config.start_from
+        and method.predict_for is not None
+        and not method.recipe.alone
+    ):
         yield (
             "config.start_from gives the common model alone: clients' own models start as a copy "
             "of it"

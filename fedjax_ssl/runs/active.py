@@ -139,7 +139,7 @@ class Run:
     def kind(self) -> tuple[Hashable, ...]:
         """Key that is the same for runs that one program can advance together."""
         apart = (
-            self.built.method.on_host
+            self.built.method.recipe.on_host
             or self.built.execution.mesh is not None
             or self.feed is not None
             or self.saved is not None
@@ -282,7 +282,9 @@ class Run:
             name = f"{self.config.method.name} on {self.config.data.name}"
             examples = int(self.built.federation.num_valid)
             with self._picture("curves.png"):
-                self.folder.draw_curves(examples, title=name, stages=self.built.method.stages)
+                self.folder.draw_curves(
+                    examples, title=name, stages=self.built.method.recipe.starts[1:]
+                )
 
     @contextlib.contextmanager
     def _picture(self, name: str) -> Iterator[None]:

@@ -3,6 +3,7 @@ that have no effect.
 """
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import jax
@@ -53,9 +54,8 @@ def check(built: Built) -> None:
     federation = built.federation
     method = built.method
     if not config.rounds:  # without training, predictors need labels
-        method = method._replace(
-            needs=("labels",), needs_all=False, trains_unlabelled=False, check=None
-        )
+        recipe = method.recipe._replace(needs=Needs(), stages=(), check=None)
+        method = method._replace(recipe=recipe)
     labels_by = f"config.supervision.name={config.supervision.name!r}"
     if config.data.split:
         labels_by = f"config.data.split={config.data.split}"
@@ -165,7 +165,7 @@ def describe_start(
         for name, count in built.federation.summary().items()
         if count
     ]
-    alone = " (no federation: scores are means over the clients' models)" * method.alone
+    alone = " (no federation: scores are means over the clients' models)" * method.recipe.alone
     resumed = f", resumed after round {round}" * bool(round)
     weights = weights_in_words(config.federated.weighting, method)
     parameters = f"{models.count_parameters(template.params):,} parameters"
@@ -217,7 +217,7 @@ def note_loss(built: Built) -> None:
     how = (experiment, federation, built.execution)
     method = build_method(*how, loss=heard, network=built.network)
     key = jax.random.key(0)
-    if not method.on_host:
+    if not method.recipe.on_host:
         jax.eval_shape(lambda: method.round(key, method.init(key, federation), federation))
     if not calls:
         name = experiment.config.method.name
@@ -241,9 +241,9 @@ def check_labels(labels_by: str, name: str, method: Method, federation: Federate
             needs all.
     """
     there = federation.kinds()
-    needs = method.needs
-    if not (set(needs) <= set(there) if method.needs_all else set(there) & set(needs)):
-        words = in_words(Needs(needs, method.needs_all))
+    kinds, every_one = method.recipe.needs
+    if not (set(kinds) <= set(there) if every_one else set(there) & set(kinds)):
+        words = in_words(method.recipe.needs)
         raise ConfigError(
             f"method {name!r} learns from {words}; with {labels_by} "
             f"this federation has {in_words(Needs(there, every_one=True))}. The "
@@ -251,9 +251,12 @@ def check_labels(labels_by: str, name: str, method: Method, federation: Federate
             f"them, for example digits:{name}"
         )
     with naming("supervision"):
-        notes = check_channels(federation) if {"coarse", "sets"} & set(needs) else []
-        notes += [] if method.check is None else method.check(federation)
-    if method.learns_unlabelled and (federation.num_labelled == federation.num_examples).all():
+        notes = check_channels(federation) if {"coarse", "sets"} & set(kinds) else []
+        notes += [] if method.recipe.check is None else method.recipe.check(federation)
+    if (
+        method.recipe.learns_unlabelled
+        and (federation.num_labelled == federation.num_examples).all()
+    ):
         notes.append(
             f"method {name!r} learns from unlabelled examples, but every client sees the labels "
             "of all its examples; to hide labels: --supervision.name=per_client "
@@ -308,10 +311,11 @@ _WEIGHTS = {
 
 def weights_in_words(weighting: str, method: Method) -> str:
     """Say how clients are weighted in the average."""
-    own = ", where the method has no weights of its own" * method.own_weights
+    own_weights = any(one.weigh is not None for one in method.recipe.trainings)
+    own = ", where the method has no weights of its own" * own_weights
     return (
         "no average"
-        if method.alone
+        if method.recipe.alone
         else f"{_WEIGHTS[weighting]}{own}: config.federated.weighting={weighting}"
     )
 
@@ -363,9 +367,10 @@ def idle_clients(
         federation.num_labelled + (0 if federation.weak is None else federation.weak.num_examples)
     )
     notes: list[str] = []
-    if method.trains is None or (known >= batch_size).all():
+    stages = method.recipe.stages
+    if not method.recipe.trainings or (known >= batch_size).all():
         return notes
-    idle = ~np.asarray(jax.jit(method.trains)(federation))
+    idle = ~np.asarray(jax.jit(partial(federated.who_trains, stages))(federation))
     said = [
         f"{len(rows)} {why} ({some(rows, names)})"
         for why, rows in (
@@ -394,7 +399,7 @@ def check_weighting(weighting: str, method: Method, federation: FederatedData) -
         ConfigError: clients are weighted by their class labels, and some that the method trains
             have none.
     """
-    if weighting != "labelled" or not method.trains_unlabelled:
+    if weighting != "labelled" or not method.recipe.trains_unlabelled:
         return
     without = (np.asarray(federation.num_examples) > 0) & (np.asarray(federation.num_labelled) == 0)
     if without.any():

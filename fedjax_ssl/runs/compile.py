@@ -150,7 +150,8 @@ class Program:
         )
         parts = [static_part(config), dataset.input_max, dataset.mean, dataset.std]
         if execution.all_clients is not None:
-            parts += federated.decided_by_sizes(built.method.samplers, execution.all_clients)
+            samplers = [training.sampler for training in built.method.recipe.trainings]
+            parts += federated.decided_by_sizes(samplers, execution.all_clients)
         self.code = hashlib.sha256(repr(parts).encode()).hexdigest()
         several = execution.placement in ("auto", "chunked", "lanes")
         fits = several and execution.chunk_size is None and backend() != "cpu"
@@ -199,7 +200,7 @@ class Program:
             **more: fields of the execution that replace those of the run.
         """
         execution = self.built.execution._replace(**more)
-        if self.built.method.on_host and start is None:
+        if self.built.method.recipe.on_host and start is None:
             return federated.execute(self.built.method, execution) if more else self.built.method
         network = self.built.network
         if network is not None:
@@ -330,7 +331,7 @@ class Program:
             ConfigError: a setting that a method checks only when it is traced, or not enough
                 memory.
         """
-        if self.built.method.on_host:
+        if self.built.method.recipe.on_host:
             (one,) = inputs
             return self.block(rounds, saved), (states[0], *one)
         arguments = (states[0], *inputs[0]) if len(states) == 1 else _together(states, inputs)

@@ -28,7 +28,7 @@ def file_of(program: Program, inputs: Inputs, rounds: int, saved: int | None) ->
     built = program.built
     settings: Any = jax.config
     folder = settings.jax_compilation_cache_dir
-    if not folder or not settings.jax_enable_compilation_cache or built.method.on_host:
+    if not folder or not settings.jax_enable_compilation_cache or built.method.recipe.on_host:
         return None
     mesh = built.execution.mesh
     devices = 1 if mesh is None else mesh.size

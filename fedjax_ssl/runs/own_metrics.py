@@ -34,7 +34,7 @@ class OwnMetrics:
         federation = built.federation
         self._team = team
         self._functions = own_metrics(config)
-        if self._functions and built.method.alone:
+        if self._functions and built.method.recipe.alone:
             raise ConfigError(
                 "config.metrics names "
                 f"{', '.join(name for name in config.metrics if ':' in name)}, but with "

@@ -84,7 +84,7 @@ def _looks_at_all(built: Built) -> bool:
     key = jax.random.key(0)
     try:
         state = jax.eval_shape(built.method.init, key, built.federation)
-        if not built.method.on_host:
+        if not built.method.recipe.on_host:
             jax.eval_shape(built.method.round, key, state, built.federation)
     except NotOnDevice:
         return True
@@ -120,7 +120,7 @@ class Feed:
         self._every = config.eval_every
         self._rounds = config.rounds
         # Rounds that call the host have all of a block's examples on each device.
-        self._devices = 1 if mesh is None or method.on_host else mesh.size
+        self._devices = 1 if mesh is None or method.recipe.on_host else mesh.size
         cohort = cohort_size_of(config, federation.num_clients)
         self._all_take_part = cohort == federation.num_clients
         block = min(self._every, self._rounds)

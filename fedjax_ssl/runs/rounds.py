@@ -47,18 +47,18 @@ def run_rounds(
             return (state, None), info
         models = info.pop(federated.CLIENT_MODELS, None)
         due = state.round == saved
-        if method.on_host:
+        if method.recipe.on_host:
             return (state, models if due else carry[1]), info
         return (state, jax.tree.map(partial(jnp.where, due), models, carry[1])), info
 
     kept: Any = None
-    if saved and not method.on_host:
+    if saved and not method.recipe.on_host:
         shapes = jax.eval_shape(
             lambda s: method.round(key, s, federation)[1].get(federated.CLIENT_MODELS), state
         )
         kept = jax.tree.map(lambda one: jnp.zeros(one.shape, one.dtype), shapes)
     with jax.named_scope(ROUNDS):
-        if method.on_host:
+        if method.recipe.on_host:
             (state, kept), infos = _one_by_one(one_round, (state, kept), rounds)
         else:
             (state, kept), infos = jax.lax.scan(one_round, (state, kept), length=rounds)

@@ -85,7 +85,7 @@ def score_run(program: Program, round: int, state: ServerState, names: Sequence[
     """
     built = program.built
     federation = built.federation
-    alone = built.method.alone
+    alone = built.method.recipe.alone
     labels = np.asarray(federation.labels)
     rows = np.asarray(federation.test_index)[: int(federation.num_test)]
     client = np.asarray(federation.test_client)[: len(rows)]
@@ -179,7 +179,7 @@ def _temperature(
     program: Program, state: ServerState, rows: Int[np.ndarray, " v"]
 ) -> tuple[float | None, list[str]]:
     """Fit the temperature of the global model on validation examples, and say so."""
-    if not len(rows) or program.built.method.alone:
+    if not len(rows) or program.built.method.recipe.alone:
         return None, []
     examples = counted(len(rows), "validation example")
     value = None
@@ -242,7 +242,7 @@ def _predict(
     calls = [
         (None if client < 0 else client, batch)
         for client, group in ((int(model[group[0]]), group) for group in groups)
-        if client >= 0 or not program.built.method.alone
+        if client >= 0 or not program.built.method.recipe.alone
         for batch in np.split(group, range(size, len(group), size))
     ]
     taken = list[float]()

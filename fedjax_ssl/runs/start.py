@@ -226,7 +226,7 @@ def _of_run(folder: Path) -> Mapping[str, np.ndarray]:
     stored, description, _, checkpoints = model_file.find(folder, "auto")
     with jax.ensure_compile_time_eval():  # a run's `init` is traced where this is read
         _, rebuilt = model_file.rebuild(stored, description)
-        if rebuilt.method.network is None or rebuilt.method.alone:
+        if rebuilt.method.network is None or rebuilt.method.recipe.alone:
             raise ValueError(
                 f"the run in {folder} has no global network; save that of a client with "
                 "save_parameters"

@@ -277,7 +277,7 @@ def one_labelled_example_in_the_whole_federation_is_enough_to_run(trial: Trial) 
     data = toy.weak_federation(trial.kind, labelled=(0, 0, 0, 1, 0, 0))
     state, infos = trial.again(data)
     chex.assert_tree_all_finite(state)
-    labels_only = trial.special.labels_first or not trial.method.trains_unlabelled
+    labels_only = trial.special.labels_first or not trial.method.recipe.trains_unlabelled
     if trial.kind == "labels" and labels_only:
         assert infos[0]["clients"] == 1
     assert all(info["local_steps"] >= 2 and math.isfinite(info["loss"]) for info in infos)

@@ -424,7 +424,7 @@ class TrainedModel:
 
     def _client_number(self, client: int | str | None) -> int | None:
         if client is None:
-            if self._method.alone:
+            if self._method.recipe.alone:
                 known = self.client_names[: self._num_clients]
                 raise TrainedModelError(
                     "the clients of this run trained alone, so that there is no global model; "

@@ -12,6 +12,7 @@ import pytest
 from fedjax_ssl import config as configs
 from fedjax_ssl import methods, presets
 from fedjax_ssl.config import ConfigError, ConfigNote, load
+from fedjax_ssl.federated.recipe import Needs
 from fedjax_ssl.runs.advice import check_labels
 from fedjax_ssl.runs.build import build, federate, load_experiment
 from fedjax_ssl.shipped import shipped_configs
@@ -241,7 +242,8 @@ def test_a_method_for_unlabelled_data_says_where_nothing_is_unlabelled():
         ]
         experiment = load_experiment(load("digits", every))
         federation = federate(experiment, jax.random.key(0))
-        learner = build(experiment, federation).method._replace(needs=("labels",), needs_all=False)
+        learner = build(experiment, federation).method
+        learner = learner._replace(recipe=learner.recipe._replace(needs=Needs()))
         with warnings.catch_warnings(record=True) as said:
             warnings.simplefilter("always", ConfigNote)
             check_labels("all", method, learner, federation)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from sklearn.metrics import accuracy_score, balanced_accuracy_score, log_loss, recall_score
 
-from fedjax_ssl.federated import Method, balanced_accuracy, evaluate, map_rows, score_labels
+from fedjax_ssl.federated import Method, Recipe, balanced_accuracy, evaluate, map_rows, score_labels
 from tests import toy
 
 
@@ -21,6 +21,7 @@ def method_with(scores: np.ndarray) -> Method:
         init=None,
         round=None,
         predict=lambda state, inputs: jnp.asarray(scores)[inputs[:, 0].astype(int)],
+        recipe=Recipe(toy.setup(toy.federation()), ()),
     )
 
 

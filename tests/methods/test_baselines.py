@@ -76,7 +76,7 @@ def test_a_word_brings_the_data_to_one_place():
     assert built.federation.summary()["labelled_examples"] == 55
     method = fs.methods.build("pooled", toy.setup(toy.federation()))
     with pytest.raises(ValueError, match=r"in one place, but there are \d clients"):
-        method.check(toy.federation())
+        method.recipe.check(toy.federation())
     assert fs.methods.build("alone", toy.setup(toy.federation())).alone
     proximal = fs.load_config("digits:alone", {"federated.name": "fedprox"})
     with pytest.warns(ConfigNote, match="federated.name=fedprox has no effect"):

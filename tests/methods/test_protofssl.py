@@ -334,15 +334,15 @@ def test_a_client_whose_prototypes_alone_are_not_finite_is_dropped_and_counted()
 def test_labels_that_an_episode_misses_are_said_before_training() -> None:
     data = toy.federation(sizes=(18, 18, 18), labelled=(9, 5, 0))
     method = build(data)
-    assert method.check is not None
-    without, fewer = method.check(data)
+    assert method.recipe.check is not None
+    without, fewer = method.recipe.check(data)
     assert without.startswith("1 of 3 clients have no class labels")
     assert (
         "asks for 3 labels" in fewer
         and "of 6 classes at clients with labels, 3 have fewer" in fewer
     )
     assert "0 have none" in fewer and "1 a single one" in fewer
-    assert method.check(toy.federation(sizes=(18, 18), labelled=(9, 9))) == []
+    assert method.recipe.check(toy.federation(sizes=(18, 18), labelled=(9, 9))) == []
     lacking = toy.federation(sizes=(18, 18), labelled=(9, 2))
     for settings, said in (
         ({}, "(probability 0 there; absent_classes='stop' holds pseudo-labels fixed"),
@@ -356,7 +356,7 @@ def test_labels_that_an_episode_misses_are_said_before_training() -> None:
         assert check is not None and said in check(lacking)[0]
     single = toy.federation(sizes=(18, 18), labelled=(3, 3))
     with pytest.raises(ValueError, match=r"no client has two labels of one class.*client 3 labels"):
-        method.check(single)
+        method.recipe.check(single)
     towards_helpers = build(single, proto_source="global")
     assert (
         towards_helpers.check is not None and "6 a single one" in towards_helpers.check(single)[0]

@@ -3,7 +3,7 @@ import numpy as np
 import pytest
 
 from fedjax_ssl import config as configs
-from fedjax_ssl import methods
+from fedjax_ssl import federated, methods
 from fedjax_ssl.config import ConfigError, ConfigNote
 from fedjax_ssl.data import FederatedData
 from fedjax_ssl.runs import advice
@@ -93,7 +93,9 @@ def test_clients_that_never_train_are_counted_and_named(name, kind, options, sai
         for clients in others
     ]
     if name in ("fedavg", "fedul"):
-        np.testing.assert_array_equal(method.trains(data), np.array(steps) > 0)
+        np.testing.assert_array_equal(
+            federated.who_trains(method.recipe.stages, data), np.array(steps) > 0
+        )
         count = sum(not taken for taken in steps)
         assert count and line.startswith(f"{count} of 6") and said.format(count) in line
     else:

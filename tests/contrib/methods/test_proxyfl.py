@@ -216,7 +216,7 @@ def one_class() -> Any:
 def test_what_teaches_little_is_said() -> None:
     seen = toy.changed(DATA, observed=np.where(np.asarray(DATA.observed) == 2, -1, DATA.observed))
     method = methods.build("proxyfl", toy.setup(DATA, cohort_size=1))
-    assert [line[:21] for line in method.check(seen)] == [
+    assert [line[:21] for line in method.recipe.check(seen)] == [
         "a round has one clien",
         "no client has a label",
     ]
