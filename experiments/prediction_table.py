@@ -125,9 +125,7 @@ def _run(
     data.validate(federation)
     one_shot.check(experiment.config, federation)
     method = build(experiment, federation).method
-    mesh = device_mesh(
-        choose_devices(experiment.config, experiment.dataset), experiment.config.federated.reduce
-    )
+    mesh = device_mesh(choose_devices(experiment.config, experiment.dataset))
     state = jax.jit(method.init)(key, federation)
     if config.rounds:
         rounds = experiment.config.rounds

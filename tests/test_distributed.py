@@ -144,7 +144,7 @@ def assert_same_run(folder: Path, other: Path) -> None:
 def whole(tmp_path_factory):
     """One process with 4 devices, not interrupted."""
     folder = tmp_path_factory.mktemp("whole") / "run"
-    alone(folder, **{"federated.devices": 4, "federated.reduce": "fixed"})
+    alone(folder, **{"federated.devices": 4})
     return folder
 
 
@@ -162,8 +162,8 @@ def harmed(request, tmp_path_factory):
     for harm in request.param:
         if harm == request.param[-1]:
             shutil.copytree(folder, folder.with_name("before_the_last"))
-        ended[harm] = launch(folder, "--config.federated.reduce=fixed", harm=harm)
-    ended[None] = launch(folder, "--config.federated.reduce=fixed")
+        ended[harm] = launch(folder, harm=harm)
+    ended[None] = launch(folder)
     return folder, ended
 
 
@@ -268,7 +268,7 @@ def test_a_checkpoint_of_several_processes_goes_on_in_one(harmed, whole, devices
     shutil.copytree(folder.with_name("before_the_last"), tmp_path / "run")
     _, round = HARMS[[harm for harm in HARMS if harm in ended][-2]]
     assert Checkpoints(tmp_path / "run").latest() in (round - 1, round)
-    alone(tmp_path / "run", **{"federated.devices": devices, "federated.reduce": "fixed"})
+    alone(tmp_path / "run", **{"federated.devices": devices})
     assert_same_run(tmp_path / "run", whole)
 
 

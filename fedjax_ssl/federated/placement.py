@@ -9,8 +9,8 @@ Lanes are for clients of unequal size, where vectorizing makes all take as many 
 largest: L lanes run side by side, each takes exactly a client's steps, puts its result aside and
 goes on with the next client.
 
-Floating-point sums depend on their order, and a sum over devices comes in an order of its own. Two
-ways around it: gather everything and add in client order, or add integers.
+Floating-point sums depend on their order, and a sum over devices comes in an order of its own, but
+where everything is gathered and added in client order.
 """
 
 from collections.abc import Callable
@@ -42,12 +42,9 @@ from fedjax_ssl.federated.plan import ClientProgress, Plan, batch_of
 PyTree = Any
 # "auto": see `fedjax_ssl.federated.execution.choose`
 PLACEMENTS = ("auto", "vmap", "sequential", "chunked", "lanes")
-REDUCTIONS = ("ordered", "fixed", "fast")
+REDUCTIONS = ("ordered", "fast")
 # Clients whose values one turn of the loop over them adds: they become one kernel on accelerators.
 _AT_ONCE = 16
-# Bits of the integers that a sum may take, of which those of the number of clients are left free
-# for adding.
-_BITS = 30
 
 
 def train_cohort(
@@ -117,7 +114,7 @@ def train_cohort(
         _, (summed, stacked) = _train_on_one_device(
             local_of(download), True, clients, valid, placement, chunk_size, loop
         )
-        return sum_over_devices(summed, valid, axes, size, reduce, slots), jax.lax.all_gather(
+        return sum_over_devices(summed, valid, axes, reduce, slots), jax.lax.all_gather(
             stacked, axes, tiled=True
         )
 
@@ -410,7 +407,6 @@ def sum_over_devices(
     values: PyTree,
     valid: Bool[Array, " m"],
     axis: str | tuple[str, ...],
-    num_clients: int,
     reduce: str,
     order: Int[Array, " q"] | None = None,
 ) -> PyTree:
@@ -420,13 +416,9 @@ def sum_over_devices(
         values: this device's slots, leading axis m.
         valid: False on slots that add nothing.
         axis: the mesh axes that the slots are spread over.
-        num_clients: slots of all devices.
         reduce: "ordered": gather and add in client order, the same bits as on one device; takes the
-            memory of the whole cohort's values on every device. "fixed": round to integers on one
-            scale per array and add those, the same bits for every number of devices; with b the
-            bits of `num_clients`, every client's values are rounded by at most 2^(b - 30) of the
-            largest one in the array. "fast": floating point, whose last bits depend on the number
-            of devices.
+            memory of the whole cohort's values on every device. "fast": add on each device, then
+            over devices; the last bits depend on their number.
         order: where among the slots of all devices the first client is, the second one, and so on;
             None: in order.
 
@@ -436,22 +428,4 @@ def sum_over_devices(
     if reduce == "ordered":
         gathered, counted = jax.lax.all_gather((values, valid), axis, tiled=True)
         return add_in_order(gathered, counted, order=order)
-    if reduce == "fast":
-        return jax.lax.psum(add_in_order(values, valid), axis)
-    return jax.tree.map(lambda x: _sum_fixed(x, valid, axis, num_clients), values)
-
-
-def _sum_fixed(
-    values: Array, valid: Bool[Array, " m"], axis: str | tuple[str, ...], num_clients: int
-) -> Array:
-    counted = jnp.where(
-        jnp.expand_dims(valid, tuple(range(1, values.ndim))), values, jnp.zeros_like(values)
-    )
-    if not jnp.issubdtype(values.dtype, jnp.floating):
-        return jax.lax.psum(jnp.sum(counted, axis=0, dtype=values.dtype), axis)
-    largest = jax.lax.pmax(jnp.max(jnp.abs(counted), initial=0), axis)
-    _, exponent = jnp.frexp(largest)  # below 2 ** exponent
-    shift = _BITS - (num_clients - 1).bit_length() - exponent
-    whole = jnp.round(jnp.ldexp(counted, shift)).astype(jnp.int32)
-    total = jax.lax.psum(jnp.sum(whole, axis=0, dtype=jnp.int32), axis)
-    return jnp.ldexp(total.astype(values.dtype), -shift)
+    return jax.lax.psum(add_in_order(values, valid), axis)

@@ -251,7 +251,7 @@ def build(
     execution = Execution(
         placement=section.placement,
         chunk_size=section.chunk_size,
-        mesh=device_mesh(choose_devices(experiment.config, experiment.dataset), section.reduce),
+        mesh=device_mesh(choose_devices(experiment.config, experiment.dataset)),
         reduce=section.reduce,
         all_clients=_clients_of_known_size(federation) if alone else None,
     )
@@ -494,21 +494,17 @@ def _loss_of(section: dict[str, Any], federation: FederatedData) -> RowLoss:
     return supervised_loss(counts=counts, **section)
 
 
-def device_mesh(devices: int, reduce: str) -> Mesh | None:
-    """Make the mesh of devices that share the work of a run; None where it is one and sums need no
-    devices.
+def device_mesh(devices: int) -> Mesh | None:
+    """Make the mesh of devices that share the work of a run; None where it is one.
 
     Args:
         devices: how many, over all processes.
-        reduce: how sums over devices are made.
 
     Raises:
         ConfigError: there are fewer, or several processes cannot share them evenly.
     """
     found = run_devices(devices)
-    # Fixed-point sums differ from plain ones, so that one device has to add as several do.
-    alone = len(found) == 1 and reduce != "fixed"
-    return None if alone else Mesh(np.array(found), ("clients",))
+    return None if len(found) == 1 else Mesh(np.array(found), ("clients",))
 
 
 def augmentation_of(

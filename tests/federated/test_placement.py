@@ -132,17 +132,6 @@ def test_devices_share_a_cohort_bit_by_bit(placement: str, num_devices: int) -> 
     chex.assert_trees_all_equal(trained(placement, 0), trained(placement, num_devices))
 
 
-@pytest.mark.thorough
-@pytest.mark.parametrize(
-    "placement",
-    [pytest.param("sequential", marks=THOROUGH), "lanes", pytest.param("chunked", marks=THOROUGH)],
-)
-def test_fixed_sums_are_those_of_any_number_of_devices(placement: str) -> None:
-    fixed = trained(placement, 1, "fixed")
-    chex.assert_trees_all_equal(fixed, trained(placement, 4, "fixed"))
-    chex.assert_trees_all_close(trained(placement, 0), fixed, rtol=1e-6, atol=1e-6)
-
-
 def test_clients_are_dealt_longest_first_there_and_back() -> None:
     steps = jnp.asarray([3, 9, 1, 7, 2, 8, 4, 6], jnp.int32)
     dealt = np.asarray(deal(steps, 2)).reshape(2, 4)
