@@ -59,6 +59,11 @@ class Count(NamedTuple):
         """Put the counts of several rounds together, which lie along the leading axes."""
         return Count(self.times.reshape(-1), self.sizes.reshape(-1, 2))
 
+    def padded(self, length: int) -> "Count":
+        """Return the same count in `length` parts."""
+        more = length - self.times.shape[-1]
+        return Count(jnp.pad(self.times, (0, more)), jnp.pad(self.sizes, ((0, more), (0, 0))))
+
     def __int__(self) -> int:
         return int(self.to_numpy())
 
