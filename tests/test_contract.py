@@ -74,7 +74,7 @@ def test_a_broken_client_whose_rows_are_not_the_first(case: Trial) -> None:
 @pytest.mark.parametrize("name", quick_are(set(METHODS) - set(cases.MECHANISMS)))
 def test_rounds_are_one_scan_with_settings_as_numbers(name: str) -> None:
     """Traced, not computed. A scan refuses rounds that change the types of their state."""
-    data = federation(cases.build(name, federation("labels")).needs[0])
+    data = federation(cases.build(name, federation("labels")).recipe.needs.kinds[0])
     numbers = jax.tree.map(
         lambda _: jax.ShapeDtypeStruct((), jnp.float32, weak_type=True),
         cases.traceable_numbers(name),
@@ -136,7 +136,7 @@ def begins_with_labels(name: str) -> bool:
     """
     return (
         "warmup_rounds" in methods.settings(name)
-        and cases.build(name, federation("labels")).needs[0] == "labels"
+        and cases.build(name, federation("labels")).recipe.needs.kinds[0] == "labels"
     )
 
 
@@ -180,7 +180,7 @@ def test_a_part_of_the_network_is_trained_alone(name: str, train: str) -> None:
         with pytest.raises(ValueError, match=REFUSED[name, train]):
             with_part(name, train, federation("labels"))
         return
-    data = federation(cases.build(name, federation("labels")).needs[0])
+    data = federation(cases.build(name, federation("labels")).recipe.needs.kinds[0])
     method = with_part(name, train, data)
     start = jax.eval_shape(method.init, key(), data)
     after, _ = jax.eval_shape(method.round, key(), start, data)

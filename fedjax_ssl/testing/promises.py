@@ -80,7 +80,7 @@ def key() -> jax.Array:
 
 def trial_of(build: Build, special: Special, data_of: Callable = toy.weak_federation) -> Trial:
     """Compile a method and train its first rounds."""
-    kind = build(data_of("labels")).needs[0]
+    kind = build(data_of("labels")).recipe.needs.kinds[0]
     data = data_of(kind)
     method = build(data)
     traces: list[int] = []

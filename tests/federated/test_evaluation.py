@@ -7,6 +7,7 @@ import pytest
 from sklearn.metrics import accuracy_score, balanced_accuracy_score, log_loss, recall_score
 
 from fedjax_ssl.federated import Method, Recipe, balanced_accuracy, evaluate, map_rows, score_labels
+from fedjax_ssl.federated.recipe import Needs
 from tests import toy
 
 
@@ -64,7 +65,9 @@ def test_coarse_accuracy_is_the_mean_over_known_label_spaces() -> None:
     assert "test_coarse_accuracy" not in evaluate(method, None, data), (
         "it does not learn from coarse labels"
     )
-    found = evaluate(method._replace(needs=("coarse", "server")), None, data)
+    needs = Needs(("coarse", "server"))
+    method = method._replace(recipe=method.recipe._replace(needs=needs))
+    found = evaluate(method, None, data)
     rows = np.asarray(data.test_index)
     probabilities = np.exp(scores[rows].astype(np.float64))
     truth = np.asarray(data.labels)[rows]

@@ -234,7 +234,7 @@ def test_nothing_leaves_a_client_but_its_upload(name: str) -> None:
 
     transform = UploadTransform("lost", at_client=lost, covers=EVERYTHING)
     like = toy.weak_federation("labels")
-    kind = cases.build(name, like).needs[0]
+    kind = cases.build(name, like).recipe.needs.kinds[0]
     one = toy.weak_federation(kind)
     made = methods.recipe(name, cases.setup(name, one), **cases.of(name).settings)
     method = build(made._replace(setup=made.setup._replace(uploads=(transform,))))
@@ -288,7 +288,7 @@ def test_what_would_leak_is_refused_by_name(name: str) -> None:
 
     data = toy.weak_federation("labels")
     without = recipe(data)._replace(setup=recipe(data).setup._replace(uploads=()))
-    made = recipe(toy.weak_federation(build(without).needs[0]))
+    made = recipe(toy.weak_federation(build(without).recipe.needs.kinds[0]))
     if name not in REFUSED:
         build(made)
         return

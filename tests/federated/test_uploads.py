@@ -59,7 +59,7 @@ def recipe_of(name: str, data, *uploads: UploadTransform):
 
 
 def data_for(name: str):
-    kind = build(recipe_of(name, toy.weak_federation("labels"))).needs[0]
+    kind = build(recipe_of(name, toy.weak_federation("labels"))).recipe.needs.kinds[0]
     return toy.weak_federation(kind)
 
 

@@ -32,7 +32,7 @@ def recipe_of(name: str, data) -> Recipe:
     ],
 )
 def test_slow_clients_take_the_first_of_their_steps_in_every_method(name: str) -> None:
-    kind = build(recipe_of(name, toy.weak_federation("labels"))).needs[0]
+    kind = build(recipe_of(name, toy.weak_federation("labels"))).recipe.needs.kinds[0]
     data = toy.weak_federation(kind)
     recipe = recipe_of(name, data)
     usual, slowed = (

@@ -77,7 +77,7 @@ def test_a_word_brings_the_data_to_one_place():
     method = fs.methods.build("pooled", toy.setup(toy.federation()))
     with pytest.raises(ValueError, match=r"in one place, but there are \d clients"):
         method.recipe.check(toy.federation())
-    assert fs.methods.build("alone", toy.setup(toy.federation())).alone
+    assert fs.methods.build("alone", toy.setup(toy.federation())).recipe.alone
     proximal = fs.load_config("digits:alone", {"federated.name": "fedprox"})
     with pytest.warns(ConfigNote, match="federated.name=fedprox has no effect"):
         fs.config.resolve(proximal)

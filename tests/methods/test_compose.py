@@ -207,8 +207,8 @@ def test_what_the_federation_lacks_is_said() -> None:
     data = toy.federation(weak="sets", labelled=(0,) * 6)
     sentence = "'coarse' learns from coarse labels, and this federation has sets with known class"
     with pytest.raises(ValueError, match=sentence):
-        composed(data, "sets", "coarse").check(data)
-    assert not composed(data, "fedul", "fixmatch").check(data)
+        composed(data, "sets", "coarse").recipe.check(data)
+    assert not composed(data, "fedul", "fixmatch").recipe.check(data)
 
 
 def test_a_config_has_the_settings_of_its_parts() -> None:
@@ -245,4 +245,4 @@ def test_a_term_of_ones_own_has_a_name(monkeypatch) -> None:
     monkeypatch.setattr(methods.TERMS, "_lines", dict(methods.TERMS._lines))
     fs.register("term", "calm", entropy)
     recipe = methods.recipe("compose", toy.setup(toy.federation()), parts=("supervised", "calm"))
-    assert isinstance(recipe.stages[0], Stage) and build(recipe).needs == ("labels",)
+    assert isinstance(recipe.stages[0], Stage) and recipe.needs.kinds == ("labels",)

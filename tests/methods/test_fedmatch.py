@@ -308,7 +308,7 @@ def test_a_rate_that_does_not_fit_l2_weight_is_said_and_not_of_a_single_part() -
     """The paper's product is 0.01; its half and its double are let pass."""
 
     def notes(**settings: object) -> list[str]:
-        check = fedmatch(run_of(one_client()), **settings).check  # learning rate 0.01
+        check = fedmatch(run_of(one_client()), **settings).recipe.check  # learning rate 0.01
         assert check is not None
         return check(one_client())
 

@@ -76,7 +76,10 @@ def test_on_class_labels_alone_it_is_federated_averaging() -> None:
     expected, _ = toy.train(methods.build("fedavg", toy.setup(data)), KEY, data, 2)
     state, _ = toy.train(fedul(data), KEY, data, 2)
     chex.assert_trees_all_equal(state.params, expected.params)
-    assert "fedul is FedAvg" in fedul(data).check(data)[0] and fedul(sets()).check(sets()) == []
+    assert (
+        "fedul is FedAvg" in fedul(data).recipe.check(data)[0]
+        and fedul(sets()).recipe.check(sets()) == []
+    )
 
 
 @pytest.mark.thorough

@@ -47,7 +47,7 @@ def method_of(what: str, noise: Any) -> tuple[Method, Any]:
     name, _, other = name.partition(" in ")
     like = toy.weak_federation("labels")
     settings = VARIANTS[name] if other else cases.of(name).settings
-    kind = "labels" if other else cases.build(name, like).needs[0]
+    kind = "labels" if other else cases.build(name, like).recipe.needs.kinds[0]
     data = toy.weak_federation(kind)
     transform = privacy.private_sum(PRIVATE, noise, expected=data.num_clients)
     options = {"hidden": (8,), **cases.of(name).model}

@@ -352,7 +352,7 @@ def test_labels_that_an_episode_misses_are_said_before_training() -> None:
         ),
         ({"unlabelled_weight": 0.0}, "(probability 0 there) and"),
     ):
-        check = build(lacking, **settings).check
+        check = build(lacking, **settings).recipe.check
         assert check is not None and said in check(lacking)[0]
     single = toy.federation(sizes=(18, 18), labelled=(3, 3))
     with pytest.raises(ValueError, match=r"no client has two labels of one class.*client 3 labels"):

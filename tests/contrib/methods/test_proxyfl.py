@@ -190,10 +190,10 @@ def test_a_head_of_columns_whose_shape_does_not_tell_is_refused() -> None:
     run = toy.setup(DATA)
     square = methods.build("proxyfl", by_columns(run, hidden=3))
     with pytest.raises(ValueError, match=r"3 classes and as many features.* store it as \[classes"):
-        square.check(DATA)
+        square.recipe.check(DATA)
     three = models.build("mlp", num_classes=3, input_shape=DATA.inputs.shape[1:], hidden=(3,))
     rows_of_three = methods.build("proxyfl", toy.setup(DATA, model=three))
-    assert not rows_of_three.check(DATA)
+    assert not rows_of_three.recipe.check(DATA)
 
 
 @pytest.mark.thorough
@@ -220,4 +220,4 @@ def test_what_teaches_little_is_said() -> None:
         "a round has one clien",
         "no client has a label",
     ]
-    assert not methods.build("proxyfl", toy.setup(DATA)).check(DATA)
+    assert not methods.build("proxyfl", toy.setup(DATA)).recipe.check(DATA)

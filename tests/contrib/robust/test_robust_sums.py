@@ -91,8 +91,8 @@ def test_what_trims_all_and_other_sums_are_refused() -> None:
         method_of(data, median(), average_optimizer=True)
     assert mean().mean is None
     peers = methods.build("protofssl", toy.setup(data, summation=median()))
-    assert peers.check is not None
-    assert any("not for what the term" in line for line in peers.check(data))
+    assert peers.recipe.check is not None
+    assert any("not for what the term" in line for line in peers.recipe.check(data))
 
 
 @pytest.mark.thorough
