@@ -299,21 +299,8 @@ def _move_group(
     """
     setup = local.setup
     anchor = local.anchor_of(client)
-    params = local.groups.combine
-    nothing: dict[str, Any] = dict.fromkeys(
-        ("sent", "shared", "local", "params", "groups", "model_state"), ()
-    )
-    seen = Step(
-        outputs={},
-        inputs={},
-        streams=streams,
-        client=client,
-        start_network=local.network_of(client),
-        key=key,
-        now=local.download.now,
-        number=number,
-        **nothing,
-    )
+    start = local.network_of(client)
+    seen = Step(streams, client, start, key, local.download.now, number)
 
     def correct(gradient: Packed, weights: Packed) -> Packed:
         """Correct a gradient as the federated optimizer does, as `LocalStep.correct`."""
@@ -333,7 +320,7 @@ def _move_group(
         `LocalStep.evaluate`.
         """
         groups = local.unpack({**progress.params, group: weights})
-        network = params(groups)
+        network = local.groups.combine(groups)
         model_state = local.unravel(progress.model_state)
         inputs, outputs, new_state = at.forward(
             setup.model, network, model_state, views_of(terms), at.inputs.streams, at.inputs.key

@@ -243,20 +243,25 @@ class Snapshot(NamedTuple):
 class Step(NamedTuple):
     """Inputs of a term's loss: one client, one batch, after the shared forward pass."""
 
-    outputs: dict[str, Outputs]  # by view
-    inputs: dict[str, Array]  # by view, as the network saw them
+    # Before the pass, see `LocalStep`.
     streams: Streams  # the batch, by stream
     client: Client  # whose step it is
-    sent: PyTree  # what this term sent to this client
-    shared: PyTree  # what this term sent to all clients
-    local: PyTree  # this term's local state
-    params: PyTree  # network parameters of this step, differentiable
-    groups: Params  # the same by parameter group, for losses on one group (FedMatch's norms)
-    model_state: PyTree  # batch statistics before this step
     start_network: Snapshot  # that the client started from, frozen
     key: Key[Array, ""]  # of this step and term
     now: Now  # which round it is
     number: Int[Array, ""]  # local steps before this one
+    # After it.
+    outputs: dict[str, Outputs] = {}  # noqa: RUF012
+    # ^ by view
+    inputs: dict[str, Array] = {}  # noqa: RUF012
+    # ^ by view, as the network saw them
+    sent: PyTree = ()  # what this term sent to this client
+    shared: PyTree = ()  # what this term sent to all clients
+    local: PyTree = ()  # this term's local state
+    params: PyTree = ()  # network parameters of this step, differentiable
+    groups: Params = {}  # noqa: RUF012
+    # ^ the same by parameter group, for losses on one group (FedMatch's norms)
+    model_state: PyTree = ()  # batch statistics before this step
     earlier: dict[str, Outputs] | None = None
     # ^ outputs of an earlier pass of the same step, see `LocalStep.evaluate`
 

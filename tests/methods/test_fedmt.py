@@ -124,9 +124,7 @@ def step_of(
     outputs = {view: models.Outputs(logits, logits, None)}
     zero = jnp.zeros((), int)
     nothing = Snapshot({}, {})
-    return Step(
-        outputs, {}, {stream: batch}, owner, (), (), (), {}, {}, {}, nothing, key(), toy.NOW, zero
-    )
+    return Step({stream: batch}, owner, nothing, key(), toy.NOW, zero, outputs)
 
 
 def some_setup() -> federated.Setup:
