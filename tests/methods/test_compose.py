@@ -100,7 +100,9 @@ def test_four_terms_learn_from_four_kinds_of_clients_and_go_on_where_they_stoppe
     """Also for several seeds at once."""
     data = four_kinds()
     method = composed(data, *FOUR, **FIXMATCH, **{"prototypes.threshold": 0.4})
-    assert method.needs == ("labels", "sets", "coarse") and not method.recipe.check(data)
+    assert method.recipe.needs.kinds == ("labels", "sets", "coarse") and not method.recipe.check(
+        data
+    )
     one_round = jax.jit(method.round)
     start = jax.jit(method.init)(KEY, data)
     whole, infos = toy.run(one_round, KEY, start, data, 3)

@@ -262,7 +262,7 @@ def test_running_statistics_are_those_of_the_server() -> None:
 def test_the_supervised_reference_trains_on_the_labels_of_clients_and_server() -> None:
     data = toy.federation(server=toy.NUM_SERVER)
     method = method_of(run_of(data, federated.grouped((3, 3))), user_loss="supervised")
-    assert method.needs == ("labels", "server") and method.recipe.needs.every_one
+    assert method.recipe.needs.kinds == ("labels", "server") and method.recipe.needs.every_one
     _, info = jax.eval_shape(method.round, KEY, jax.eval_shape(method.init, KEY, data), data)
     assert "pseudo_label_accuracy" not in info
 
