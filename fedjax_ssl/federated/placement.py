@@ -187,17 +187,22 @@ def _train_on_one_device(
     chunk_size: int,
     loop: str,
 ) -> tuple[PyTree, PyTree]:
-    def run(one: tuple[Any, ...]) -> tuple[PyTree, PyTree]:
-        done = finish_client(local, *one) if len(one) == 3 else train_client(local, *one, loop)
-        return ((), done) if stacking else done
+    def done(summed: Sums, stacked: Arrivals) -> tuple[PyTree, PyTree]:
+        return ((), (summed, stacked)) if stacking else (summed, stacked)
+
+    def whole(one: tuple[Client, Plan]) -> tuple[PyTree, PyTree]:
+        return done(*train_client(local, *one, loop))
+
+    def end(one: tuple[Client, Plan, ClientProgress]) -> tuple[PyTree, PyTree]:
+        return done(*finish_client(local, *one))
 
     if placement == "lanes":
         _check(placement, chunk_size)
         plans, ends = run_lanes(local, clients, valid, min(chunk_size, valid.shape[0]))
-        return map_clients(run, (clients, plans, ends), valid, "chunked", chunk_size)
+        return map_clients(end, (clients, plans, ends), valid, "chunked", chunk_size)
     # of all at once: small operations that each client would wait for
     plans = jax.vmap(partial(plan_client, local))(clients)
-    return map_clients(run, (clients, plans), valid, placement, chunk_size)
+    return map_clients(whole, (clients, plans), valid, placement, chunk_size)
 
 
 def map_clients(

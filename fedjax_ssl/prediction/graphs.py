@@ -301,7 +301,7 @@ def _map_graphs(labeller: Labeller, *known: np.ndarray) -> list[Propagation]:
     members = tuple(map(jnp.asarray, known))
     (num_graphs, width) = known[0].shape
     # what is known stays known, so that its values are checked
-    if num_graphs == 1 or labeller.recipe.on_host:
+    if num_graphs == 1 or labeller.on_host:
         found = [
             labeller.label(*(values[number] for values in members)) for number in range(num_graphs)
         ]

@@ -55,7 +55,7 @@ def alternating(
             they are in front of the clients' in one sequence, and of the clients'.
     """
     stage = clients._replace(keep_server_optimizer=keep_optimizer)
-    stages = (stage,)
+    stages: tuple[Stage, ...] = (stage,)
     if setup.max_server or not clients.clients:
         stage = stage._replace(server=server_training(setup, settings))
         stages = (stage,)
