@@ -10,7 +10,7 @@ METHODS = """
 import jax.numpy as jnp
 
 from fedjax_ssl.data import load
-from fedjax_ssl.federated import Recipe, Stage, Term, labelled_epochs
+from fedjax_ssl.federated import Recipe, Stage, Term, Training, labelled_epochs
 from fedjax_ssl.methods.parts.terms import augmented_view
 
 
@@ -22,7 +22,7 @@ def wrong_shapes(setup):
         return jnp.sum(logits + jnp.ones(logits.shape[1] + 1))
 
     sampler = labelled_epochs(setup.batch_size, setup.local_epochs, setup.max_labelled)
-    return Recipe(setup, (Stage((Term("own", (view,), loss),), sampler),))
+    return Recipe(setup, (Stage(Training((Term("own", (view,), loss),), sampler)),))
 
 
 def refuses(setup, *, strength: float = 2.0):

@@ -30,7 +30,7 @@ class Packing(NamedTuple):
 
     pack: Callable[[PyTree], Packed]
     # ^ large arrays in the order of the tree, then one vector of all small ones
-    unpack: Callable[[Packed], PyTree]
+    unpack: Callable[[Packed], PyTree]  # such arrays -> the tree
 
 
 class Cohort(NamedTuple):
@@ -45,7 +45,7 @@ class Cohort(NamedTuple):
 class Count(NamedTuple):
     """Number of messages and the bytes of each. `+` puts two counts together."""
 
-    times: Int[Array, "*shape m"]
+    times: Int[Array, "*shape m"]  # messages of each size
     sizes: UInt32[Array, "*shape m 2"]  # higher and lower half of the bytes
 
     def __add__(self, other: "Count") -> "Count":  # type: ignore[override]
@@ -351,7 +351,7 @@ class StepTaken(NamedTuple):
     optimizer: PyTree  # the group's state of the local optimizer
     model_state: Array  # batch statistics, in one vector
     local: dict[str, PyTree]  # local states, by term
-    loss: Float[Array, ""]
+    loss: Float[Array, ""]  # of all terms that move the group
     outputs: dict[str, Outputs]  # of the forward pass, by view
 
 
