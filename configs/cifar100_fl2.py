@@ -19,7 +19,7 @@ run, with batches of 10:
 | 400     | 27.9(6.1)  | 28.1(2.2) | iid   |
 
 How long the server trains before round 0 is not known for CIFAR-100; 10 calls here, as for
-CIFAR-10. Other differences of settings: docs/methods/modern.md.
+CIFAR-10. Other differences of settings: docs/methods/others.md.
 """
 
 from fedjax_ssl import presets

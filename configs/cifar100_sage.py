@@ -7,7 +7,7 @@
 
 20 clients with 250 labelled of 2,500 images each, 8 per round, ResNet-8 of four times the width,
 500 rounds: a run for a GPU, not reproduced. The tables of the paper were not at hand, so no result
-is quoted. Differences of settings: docs/methods/modern.md.
+is quoted. Differences of settings: docs/methods/others.md.
 """
 
 from fedjax_ssl import presets

@@ -6,7 +6,7 @@
 10 clients by a Dirichlet split (0.8), one with labels for all of its images and nine without any,
 ResNet-18 as for ImageNet, 501 epochs of warm-up and 501 rounds: a run for a GPU, not reproduced.
 The tables of the paper were not at hand, so no result is quoted. Differences of settings:
-docs/methods/modern.md.
+docs/methods/others.md.
 """
 
 from fedjax_ssl import presets

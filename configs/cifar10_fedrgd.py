@@ -18,7 +18,7 @@ ProtoFSSL (arXiv 2205.13921) quotes 69.7 % (iid) and 63.4 % (non-iid) for FedRGD
 differs from what is known of these runs, whose code was not published complete: the schedule is a
 plain cosine (theirs runs through 2.24 pi), pseudo-labels go from the weak to the
 strong view, and unlabelled images of "noniid" are the client's iid part without its labelled ones.
-More in docs/methods/fedrgd.md.
+More in docs/methods/others.md.
 """
 
 from fedjax_ssl import config as configs

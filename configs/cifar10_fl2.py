@@ -16,7 +16,7 @@ run, with batches of 10:
 | 10      | 10.0(0.0) | 38.9(11.1) | iid   |
 | 40      | 75.3(2.8) | 81.5(7.4)  | iid   |
 
-Whether last or best round is not said. Differences of settings: docs/methods/modern.md.
+Whether last or best round is not said. Differences of settings: docs/methods/others.md.
 """
 
 from fedjax_ssl import presets

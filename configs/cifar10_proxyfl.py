@@ -9,7 +9,7 @@
 
 20 clients with 250 labelled of 2,500 images each, 8 per round, ResNet-8 of four times the width,
 300 rounds: a run for a GPU, not reproduced. Numbers of the paper: experiments/papers/tables/proxyfl.toml.
-Differences of settings: docs/methods/proxyfl.md.
+Differences of settings: docs/methods/others.md.
 """
 
 from fedjax_ssl import presets

@@ -9,7 +9,7 @@
 
 20 clients with 450 labelled of 4,500 images each, 8 per round, ResNet-8 of four times the width,
 400 rounds of 175 local steps, as of SAGE: a run for a GPU, not reproduced. Differences of
-settings: docs/methods/modern.md.
+settings: docs/methods/others.md.
 """
 
 from fedjax_ssl import presets

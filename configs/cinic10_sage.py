@@ -6,7 +6,7 @@
     python -m fedjax_ssl.main --config configs/cinic10_sage.py:0.1,code
 
 20 clients with 450 labelled of 4,500 images each, 8 per round, ResNet-8 of four times the width,
-400 rounds: a run for a GPU, not reproduced. Differences of settings: docs/methods/modern.md.
+400 rounds: a run for a GPU, not reproduced. Differences of settings: docs/methods/others.md.
 """
 
 from fedjax_ssl import presets

@@ -5,7 +5,7 @@ The digits: 11 writers train, 3 writers that were never seen are the test.
     python -m fedjax_ssl.main --config configs/digits_cbafed.py
     python -m fedjax_ssl.main --config configs/digits_cbafed.py:3  # three labelled writers
 
-No augmentation: these images are 8 x 8. Result, time and hardware: docs/methods/modern.md. Not an
+No augmentation: these images are 8 x 8. Result, time and hardware: docs/methods/others.md. Not an
 experiment of the paper.
 """
 

@@ -12,7 +12,7 @@ groups of writers.
     python -m fedjax_ssl.main --config configs/digits_fedrgd.py --config.method.user_loss=self_training
 
 Strong views are shifted by up to a pixel, weak ones are the images, which are 8 x 8. Result of one
-seed, time and hardware: docs/methods/fedrgd.md. Not an experiment of the paper.
+seed, time and hardware: docs/methods/others.md. Not an experiment of the paper.
 """
 
 from fedjax_ssl import presets

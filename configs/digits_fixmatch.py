@@ -8,7 +8,7 @@ The digits: 11 writers train with 5 labels each, 3 writers that were never seen 
     python -m fedjax_ssl.main --config configs/digits_fixmatch.py:server,20
 
 A weak view is moved by up to a pixel, a strong one turned by up to 20 degrees. See
-docs/methods/consistency.md. Not an experiment of the paper.
+docs/methods/baselines.md. Not an experiment of the paper.
 """
 
 from fedjax_ssl import presets

@@ -7,7 +7,7 @@ The digits: 11 writers train without a label, 3 writers that were never seen are
     # thresholds alone
     python -m fedjax_ssl.main --config configs/digits_fl2.py --config.method.consistency_weight=0
 
-No augmentation: these images are 8 x 8. Result, time and hardware: docs/methods/modern.md. Not an
+No augmentation: these images are 8 x 8. Result, time and hardware: docs/methods/others.md. Not an
 experiment of the paper.
 """
 

@@ -8,7 +8,7 @@ The digits: 11 writers train with 5 labels each, 3 writers that were never seen 
     python -m fedjax_ssl.main --config configs/digits_mean_teacher.py:server,20
 
 Student and teacher see views that are moved by up to a pixel. Predictions are the teacher's, which
-is sent as well. See docs/methods/consistency.md. Not an experiment of the paper.
+is sent as well. See docs/methods/baselines.md. Not an experiment of the paper.
 """
 
 from fedjax_ssl import presets

@@ -9,7 +9,7 @@ The digits: 11 writers train with 5 labels each, 3 writers that were never seen 
 
 Two views of each unlabelled example, moved by up to a pixel, make its guess. One epoch a round and
 a smaller weight than the paper's 75: five epochs, or that weight, did worse. See
-docs/methods/consistency.md. Not an experiment of the paper.
+docs/methods/baselines.md. Not an experiment of the paper.
 """
 
 from fedjax_ssl import presets

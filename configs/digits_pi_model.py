@@ -7,7 +7,7 @@ The digits: 11 writers train with 5 labels each, 3 writers that were never seen 
     # 20 labels, all at the server
     python -m fedjax_ssl.main --config configs/digits_pi_model.py:server,20
 
-Both views are moved by up to a pixel; the network has no dropout. See docs/methods/consistency.md.
+Both views are moved by up to a pixel; the network has no dropout. See docs/methods/baselines.md.
 Not an experiment of the paper.
 """
 

@@ -5,7 +5,7 @@ The digits: 11 writers train with 5 labels each, 3 writers that were never seen 
     python -m fedjax_ssl.main --config configs/digits_proxyfl.py
     python -m fedjax_ssl.main --config configs/digits_proxyfl.py:20  # 20 labels per writer
 
-No augmentation: these images are 8 x 8. Result, time and hardware: docs/methods/proxyfl.md. Not an
+No augmentation: these images are 8 x 8. Result, time and hardware: docs/methods/others.md. Not an
 experiment of the paper.
 """
 

@@ -8,7 +8,7 @@ The digits: 11 writers train with 5 labels each, 3 writers that were never seen 
     python -m fedjax_ssl.main --config configs/digits_pseudo_label.py:server,20
 
 Unlabelled examples count from round 10 on, and fully from round 60, which the 30 rounds with labels
-at the server do not reach. See docs/methods/consistency.md. Not an experiment of the paper.
+at the server do not reach. See docs/methods/baselines.md. Not an experiment of the paper.
 """
 
 from fedjax_ssl import presets

@@ -7,7 +7,7 @@ The digits: 11 writers train with 5 labels each, 3 writers that were never seen 
     # 20 labels, all at the server
     python -m fedjax_ssl.main --config configs/digits_vat.py:server,20
 
-A perturbation has length 1 over the 64 standardized pixels. See docs/methods/consistency.md. Not an
+A perturbation has length 1 over the 64 standardized pixels. See docs/methods/baselines.md. Not an
 experiment of the paper.
 """
 

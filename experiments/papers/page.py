@@ -75,18 +75,3 @@ def command(table: Table, column: str, rows: Sequence[str]) -> str:
     """Write the command that runs and keeps a column."""
     words = ["fedjax-ssl", "reproduce", table.name, "--run", "--scale", "paper", "--store"]
     return shlex.join([*words, "--columns", column, "--rows", *rows])
-
-
-def sentences(rows: Sequence[claims.Row]) -> list[str]:
-    """Write README's claims, a sentence each: those that stored results show, if only in some of
-    their columns.
-    """
-    found = []
-    for row in rows:
-        if not row.tables or row.state not in (claims.SHOWN, claims.PARTLY):
-            continue
-        claim = row.claim
-        where = f", on {claim.setting}" * bool(claim.setting)
-        part = f", in {row.held} of {row.columns} columns" * (row.state == claims.PARTLY)
-        found.append(f"- {claim.paper} ({claim.source}): {claim.text}{where}{part}.")
-    return found

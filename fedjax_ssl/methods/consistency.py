@@ -50,7 +50,7 @@ Whose prediction q is, and which rows count, are settings of all of them: `label
 `threshold_rule` (`fedjax_ssl.methods.parts.guess`).
 
 Defaults are those of the papers; settings of the federated tables are in
-docs/methods/consistency.md.
+docs/methods/baselines.md.
 """
 
 from collections.abc import Callable

@@ -57,7 +57,7 @@ PARTS = {
     without_unlabelled("ProxyFL"): NO_LOSS,
     LABELLED_ONLY: PLAIN,
 }
-# Two cores: the digits by writer, with the views of docs/methods/consistency.md.
+# Two cores: the digits by writer, with the views of docs/methods/baselines.md.
 SMALL = {
     "seeds": 5,
     "rounds": 60,

@@ -19,7 +19,7 @@ receives:
 
        T_c = min(s_c + 0.84 - std s, 0.95),    tail classes: s_c < 0.03.
 
-Written after the authors' code, as the text of the paper was not at hand (docs/methods/modern.md).
+Written after the authors' code, as the text of the paper was not at hand (docs/methods/others.md).
 
 References:
     Li, Li, Wang, Class balanced adaptive pseudo labeling for federated semi-supervised learning,

@@ -19,7 +19,7 @@ client receives, a the weak and A the strong augmentation:
    federated optimizer.
 4. The server trains on its labelled examples; it also does so before round 0.
 
-Settings follow the authors' code where paper and code differ (docs/methods/modern.md).
+Settings follow the authors' code where paper and code differ (docs/methods/others.md).
 
 References:
     Lee, Le, Shin, Lee, (FL)^2: overcoming few labels in federated semi-supervised learning, NeurIPS

@@ -14,7 +14,7 @@ c_q|) and e(.) the unit vector of the likeliest class, it minimizes
 A client weighs as many shares as it has labelled examples and examples.
 
 Written after the authors' code, as only the abstract of the paper was at hand
-(docs/methods/modern.md).
+(docs/methods/others.md).
 
 References:
     SAGE, CVPR 2025, arXiv 2503.13227: confidence-driven soft correction.
