@@ -14,4 +14,4 @@ Example:
 # mypy: implicit-reexport
 
 from fedjax_ssl.report.page import render
-from fedjax_ssl.report.runs import Report, ReportError, read
+from fedjax_ssl.report.runs import Report, ReportError, read, read_runs

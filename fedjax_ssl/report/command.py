@@ -15,14 +15,11 @@ from fedjax_ssl.errors import counted
 from fedjax_ssl.folder.files import bytes_in_words, write_output
 from fedjax_ssl.folder.progress import Console
 from fedjax_ssl.report.exports import TABLES, lines
-from fedjax_ssl.report.figures import figure
 from fedjax_ssl.report.numbers import LEVEL
-from fedjax_ssl.report.page import made_of, render
+from fedjax_ssl.report.page import GENERATOR, render
 from fedjax_ssl.report.runs import Report, ReportError, read
-from fedjax_ssl.report.scores import scored_groups
 from fedjax_ssl.report.verdict import verdict
 
-_EXPORTS = (*TABLES, "pdf", "svg")
 _SHOWN = 20  # groups in the terminal
 
 
@@ -41,45 +38,26 @@ def main(arguments: list[str]) -> int:
     """
     given = _parser().parse_args(arguments)
     report = read(given.runs, metric=given.metric, baseline=given.baseline, names=dict(given.label))
-    _check_positive(report, given.positive)
-    report = dataclasses.replace(report, positive=given.positive, columns=given.columns)
+    report = dataclasses.replace(report, columns=given.columns)
     page = given.output or _beside(given.runs)
-    # as seen from the page, so that both can be moved
-    here = os.path.realpath(page.parent)
-    folders = sorted({os.path.relpath(os.path.realpath(one), here) for one in given.runs})
-    replaced = _replaced(page, folders, asked=given.output is not None)
-    contents = _exports(report, page, given.export, given.curve)
-    command = shlex.join([PROGRAM, "report", *arguments])
-    html = render(report, command, folders, mistakes=given.mistakes)
-    for path, content in {page: html, **contents}.items():
+    if page.is_file() and GENERATOR not in page.read_text("utf-8", errors="replace"):
+        raise ReportError(f"{page} is there and is no report of this program: give --output FILE")
+    if report.columns and not {"md", "latex"} & {*given.export}:
+        raise ReportError("--columns is for an exported table: add --export md or latex")
+    exports = {
+        page.with_suffix(ending): export(report)
+        for ending, export in (TABLES[kind] for kind in given.export)
+    }
+    html = render(report, shlex.join([PROGRAM, "report", *arguments]))
+    for path, content in {page: html, **exports}.items():
         write_output(path, content)
-    for line in [*replaced, *report.problems]:
+    for line in report.problems:
         print(f"note: {line}", file=sys.stderr)
     _show(report)
-    for path in (page, *contents):
+    for path in (page, *exports):
         kind = "report" if path == page else path.suffix[1:].replace("tex", "latex")
         print(f"{kind}: {path} ({bytes_in_words(path.stat().st_size)})")
     return 0
-
-
-def _exports(
-    report: Report, page: Path, kinds: list[str], curves: list[str]
-) -> dict[Path, str | bytes]:
-    """Make the files beside the page."""
-    if curves and not {"pdf", "svg"} & {*kinds}:
-        raise ReportError("--curve names curves to export: add --export pdf or svg")
-    if report.columns and not {"md", "latex"} & {*kinds}:
-        raise ReportError("--columns is for an exported table: add --export md or latex")
-    found: dict[Path, str | bytes] = {}
-    for kind in kinds:
-        if kind in TABLES:
-            ending, export = TABLES[kind]
-            found[page.with_suffix(ending)] = export(report)
-            continue
-        for curve in curves or ["round"]:
-            name = f"{page.stem}_{curve}" if curves else page.stem
-            found[page.with_name(f"{name}.{kind}")] = figure(report, curve, kind)
-    return found
 
 
 def _beside(runs: list[str]) -> Path:
@@ -87,37 +65,6 @@ def _beside(runs: list[str]) -> Path:
     common = os.path.commonpath([os.path.realpath(one) for one in runs])
     inside = os.path.relpath(common)
     return Path(common if inside.startswith("..") else inside) / "report.html"
-
-
-def _replaced(page: Path, folders: list[str], *, asked: bool) -> list[str]:
-    """Say what a page replaces, where this is not an earlier report of the same folders.
-
-    Raises:
-        ReportError: a file that is no report; one of other folders, where nobody asked for it.
-    """
-    if not page.is_file():
-        return []
-    there = made_of(page.read_text("utf-8", errors="replace"))
-    if there is None:
-        raise ReportError(f"{page} is there and is no report of this program: give --output FILE")
-    if there == folders:
-        return []
-    names = ", ".join(os.path.relpath(page.parent / one) for one in there)
-    whose = f"a report of {names or 'an earlier version, which does not say of what'}"
-    if not asked:
-        raise ReportError(f"{page} is {whose}: give --output FILE, or delete it")
-    return [f"{page} was {whose}, and is replaced"]
-
-
-def _check_positive(report: Report, positive: str | None) -> None:
-    scored = scored_groups(report.groups).values()
-    pairs = [one.classes for one in scored if len(one.classes) == 2]
-    if positive is not None and not any(positive in pair for pair in pairs):
-        known = sorted({name for pair in pairs for name in pair})
-        raise ReportError(
-            f"--positive {positive!r} is no class of runs with two classes. They have: "
-            f"{', '.join(known) or 'none'}"
-        )
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -154,42 +101,17 @@ def _parser() -> argparse.ArgumentParser:
         help="(report.html in the folder, or in the one that holds all of them)",
     )
     own.add_argument(
-        "--positive",
-        metavar="CLASS",
-        help="of two classes, the one that is looked for (the second one)",
-    )
-    own.add_argument(
-        "--mistakes",
-        action="store_true",
-        help="show test images that are taken for something else; loads the runs' data",
-    )
-    own.add_argument(
         "--export",
         action="extend",
-        type=lambda text: [*map(one_of("export", _EXPORTS), text.split(","))],
+        type=lambda text: [*map(one_of("export", TABLES), text.split(","))],
         default=[],
         metavar="KIND",
-        help=(
-            "beside the page: the table (md, latex, csv) or the curves of a paper (pdf, svg), "
-            "with commas between"
-        ),
+        help="the table beside the page: md, latex, csv, with commas between",
     )
     own.add_argument(
         "--columns",
         metavar="FIELD",
         help="with --export md or latex: a column per value of this setting, rows by all others",
-    )
-    own.add_argument(
-        "--curve",
-        action="extend",
-        type=lambda text: text.split(","),
-        default=[],
-        metavar="NAME",
-        help=(
-            "with --export pdf or svg: which of the page's curves, with commas between: round, "
-            "bytes, seconds, local_steps, epsilon_spent, epsilon, clients, roc, reliability or a "
-            "number that was swept"
-        ),
     )
     return own
 

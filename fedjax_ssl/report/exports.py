@@ -11,15 +11,21 @@ from fedjax_ssl.errors import did_you_mean
 from fedjax_ssl.report.numbers import (
     COSTS,
     METHOD,
+    Cell,
     cost_texts,
     difference_text,
     headings,
     mean_text,
 )
-from fedjax_ssl.report.runs import Report, ReportError, text_of
+from fedjax_ssl.report.runs import Group, Report, ReportError, text_of
 
 # Around what is bold, until what a language takes for its own is written as text.
 _BOLD = ("\ue000", "\ue001")
+
+
+def _rows(report: Report) -> Iterable[tuple[Group, Cell, list[float | None]]]:
+    """Every group with its cell in the chosen metric and its costs."""
+    return zip(report.groups, report.cells(report.metric), report.costs, strict=True)
 
 
 def lines(report: Report) -> pandas.DataFrame:
@@ -34,7 +40,7 @@ def lines(report: Report) -> pandas.DataFrame:
             group.labels_text,
             *cost_texts(costs),
         ]
-        for group, cell, costs in report.rows
+        for group, cell, costs in _rows(report)
     ]
     return pandas.DataFrame(rows, columns=headings(report.metric, report.baseline.name))
 
@@ -61,7 +67,7 @@ def crossed(report: Report, field: str) -> tuple[pandas.DataFrame, pandas.DataFr
     named = {str(one.config.get(own)): one.parts[own] for one in report.groups if own in one.parts}
     texts: dict[str, dict[str, str]] = {}
     goodness: dict[str, dict[str, float]] = {}
-    for group, cell, _ in report.rows:
+    for group, cell, _ in _rows(report):
         row = ", ".join(text for name, text in group.parts.items() if name != own) or "all"
         value = group.config.get(own)
         column = named.get(str(value), f"{short}={text_of(value)}")
@@ -143,7 +149,7 @@ def comma_separated(report: Report) -> str:
             "baseline": report.baseline.name,
             **dict(zip(titles, costs, strict=True)),
         }
-        for group, cell, costs in report.rows
+        for group, cell, costs in _rows(report)
     ]
     table = pandas.DataFrame(rows, dtype=object).map(_harmless)
     return table.to_csv(index=False, lineterminator="\n")

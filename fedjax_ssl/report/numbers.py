@@ -40,6 +40,7 @@ _FROM_SUMMARY = (
     "examples_per_second",
     "peak_memory_bytes",
 )
+_ABOUT = ("group", "counts", "run", "seed", "state", "finished")  # columns that are no numbers
 _OF_A_PREDICTOR = ("accuracy", "balanced_accuracy", "coverage")
 _USUAL = ("test_accuracy", "test_client_accuracy", "validation_accuracy")
 _SHARES = ("accuracy", "coverage", "f1", "auroc", "ece", "recall", "precision", "tenth", "spread")
@@ -99,7 +100,7 @@ def metrics_of(frame: pandas.DataFrame) -> list[Metric]:
     """List the metrics of the runs, the usual ones first, and last the best on test data, which
     is no fair result.
     """
-    names = [name for name in frame if not name.startswith("cost ")]
+    names = [name for name in frame if not name.startswith("cost ") and name not in _ABOUT]
 
     def rank(name: str) -> tuple[int, bool, bool]:
         usual = _USUAL.index(name) if name in _USUAL else len(_USUAL)

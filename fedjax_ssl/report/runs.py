@@ -3,11 +3,10 @@ of all runs.
 """
 
 import dataclasses
-import functools
 import json
 import re
 import types
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -45,31 +44,28 @@ class Group:
         parts: the name piece by piece, by the fields that are named.
         config: the fields that are compared, by dotted names; None stands for a default and is left
             out.
-        runs: one per seed, in the order of the seeds.
-        doubled: runs with a seed that is there already; they are not counted.
+        frame: rows of `read_runs`, one per seed, by seed.
     """
 
     name: str
     parts: dict[str, str]
     config: dict[str, Any]
-    runs: list[StoredRun]
-    doubled: list[StoredRun]
+    frame: pandas.DataFrame
 
     @property
-    def finished(self) -> list[StoredRun]:
-        """Runs that came to their end."""
-        return [run for run in self.runs if run.finished]
+    def runs(self) -> list[StoredRun]:
+        """All runs that count, in the order of their seeds."""
+        return list(self.frame["run"])
+
+    @property
+    def finished(self) -> pandas.DataFrame:
+        """Rows of the runs that came to their end."""
+        return self.frame[self.frame["finished"]]
 
     @property
     def summaries(self) -> dict[int, dict[str, Any]]:
         """Those of the finished runs, by seed."""
-        return {run.config["seed"]: run.summary or {} for run in self.finished}
-
-    @functools.cached_property
-    def numbers(self) -> pandas.DataFrame:
-        """The numbers of the finished runs, a row each, by seed; NaN: none was written."""
-        seeds = [run.config["seed"] for run in self.finished]
-        return pandas.DataFrame(map(numbers_of, self.finished), index=seeds)
+        return {seed: run.summary or {} for seed, run in self.finished["run"].items()}
 
     @property
     def of_one_class(self) -> tuple[str, int] | None:
@@ -83,25 +79,22 @@ class Group:
     @property
     def diverged(self) -> int:
         """How many of the finished runs diverged."""
-        return sum(run.state != "finished" for run in self.finished)
-
-    @property
-    def labels(self) -> list[int]:
-        """How many class labels the finished runs were trained with: each number once, in order."""
-        told = [one["labels_seen"] for one in self.summaries.values() if "labels_seen" in one]
-        return sorted({*told})
+        return int((self.finished["state"] != "finished").sum())
 
     @property
     def labels_text(self) -> str:
-        """The labels in words: "55", "52 to 55", or "-" where no run tells."""
-        return " to ".join(map(str, dict.fromkeys((*self.labels[:1], *self.labels[-1:])))) or "-"
+        """The labels that finished runs were trained with: "55", "52 to 55", or "-"."""
+        told = sorted(
+            {one["labels_seen"] for one in self.summaries.values() if "labels_seen" in one}
+        )
+        return " to ".join(map(str, dict.fromkeys((*told[:1], *told[-1:])))) or "-"
 
     @property
     def counts(self) -> str:
         """The finished runs in words: "3", "2 of 3", "3, 1 diverged"."""
         text = str(len(self.finished))
-        if len(self.finished) < len(self.runs):
-            text += f" of {len(self.runs)}"
+        if len(self.finished) < len(self.frame):
+            text += f" of {len(self.frame)}"
         if self.diverged:
             text += f", {self.diverged} diverged"
         return text
@@ -112,26 +105,22 @@ class Report:
     """Everything that a page shows.
 
     Attributes:
-        runs: all that were read, in the order they were found.
+        frame: rows of `read_runs` with a result, with the number of their "group"; "counts" is
+            False of a run that is not finished, or whose seed is there already.
         groups: runs with one config.
-        frame: the numbers of the runs, a row each, by number of the group, seed and whether the run
-            counts. NaN: none was written; infinity: not finite.
         baseline: one of the groups.
         metrics: numbers that some run has.
         metric: the one that the page starts with.
         problems: a sentence for everything that could not be read or is not counted.
-        positive: of two classes the one that is looked for; None: the second one.
         columns: field whose values are the columns of an exported table; None: a row per group.
     """
 
-    runs: list[StoredRun]
-    groups: list[Group]
     frame: pandas.DataFrame
+    groups: list[Group]
     baseline: Group
     metrics: list[Metric]
     metric: Metric
     problems: list[str]
-    positive: str | None = None
     columns: str | None = None
 
     def cells(self, metric: Metric) -> list[Cell]:
@@ -140,8 +129,7 @@ class Report:
 
     def cell(self, metric: Metric, group: Group, base: Group) -> Cell:
         """Compare a group with another one in a metric, by finished runs alone."""
-        nothing = pandas.Series(dtype=float)
-        ours, theirs = (one.numbers.get(metric.name, nothing).dropna() for one in (group, base))
+        ours, theirs = (one.finished[metric.name].dropna() for one in (group, base))
         alone = group is base or self.apart(group, base)
         return compare(ours, None if alone else theirs)
 
@@ -168,18 +156,41 @@ class Report:
         return found
 
     @property
-    def rows(self) -> Iterator[tuple[Group, Cell, list[float | None]]]:
-        """Every group with its cell in the chosen metric and its costs."""
-        return zip(self.groups, self.cells(self.metric), self.costs, strict=True)
-
-    @functools.cached_property
     def costs(self) -> list[list[float | None]]:
         """Mean costs of each group's finished runs, in the order of `COSTS`; None where a run
         does not tell.
         """
         names = [f"cost {title}" for title in COSTS]
-        means = [one.numbers.reindex(columns=names).mean(skipna=False) for one in self.groups]
+        means = [one.finished.reindex(columns=names).mean(skipna=False) for one in self.groups]
         return [list(map(known, row)) for row in means]
+
+
+def read_runs(paths: Sequence[str | Path]) -> pandas.DataFrame:
+    """Read run folders, also those that are damaged or not finished.
+
+        read_runs(["runs/sweep"]).groupby("seed")["test_accuracy"].mean()
+
+    Args:
+        paths: run folders, or folders that hold some at any depth.
+
+    Returns:
+        A row per folder, by its path: "run" (all that it holds), "seed", "state", "finished", and
+        the numbers after the last round; NaN: none was written, infinity: one is not finite.
+
+    Raises:
+        RunFolderError: a path does not exist.
+    """
+    rows = {
+        str(run.path): {
+            "run": run,
+            "seed": run.config.get("seed"),
+            "state": run.state,
+            "finished": run.finished,
+            **numbers_of(run),
+        }
+        for run in map(read_run, find_runs(paths))
+    }
+    return pandas.DataFrame.from_dict(rows, orient="index")
 
 
 def read(
@@ -205,7 +216,8 @@ def read(
         ReportError: there is no run, or no such metric or group.
         RunFolderError: a path does not exist.
     """
-    found = [read_run(path) for path in find_runs(paths)]
+    frame = read_runs(paths)
+    found = list(frame["run"]) if len(frame) else []
     problems = [f"{run.path}: {problem}" for run in found for problem in run.problems]
     runs = [run for run in found if run.config]
     places = " ".join(map(str, paths))
@@ -224,13 +236,15 @@ def read(
             f"no run in {places} has a result yet: none of {counted(len(runs), 'run')} has a "
             "metric row"
         )
-    groups = renamed(group_runs(started), names)
-    problems += [
-        f"{run.path}: seed {run.config['seed']} of {group.name} is there already, not counted"
-        for group in groups
-        for run in group.doubled
-    ]
+    frame = frame.loc[[str(run.path) for run in started]]
+    groups, frame = group_runs(frame)
+    groups = renamed(groups, names)
     going = [run for run in started if not run.finished]
+    problems += [
+        f"{path}: seed {row['seed']} of {groups[row['group']].name} is there already, not counted"
+        for path, row in frame.iterrows()
+        if path not in {str(run.path) for run in groups[row["group"]].runs}
+    ]
     problems += _together("not finished, not in the numbers", _described(going))
     lost = [run for run in started if run.finished and run.state != "finished"]
     problems += _together("diverged, the numbers are of what was left", _described(lost))
@@ -243,7 +257,7 @@ def read(
             problems.append(
                 f"{group.name} predicts one class, {told[0]!r}, for every test example in "
                 f"{told[1]} of {counted(len(group.finished), 'run')}, as one does that has learned "
-                f"nothing: {remedy(group.finished[0].config)}"
+                f"nothing: {remedy(group.finished['run'].iloc[0].config)}"
             )
     weak = [run for run in started if no_protection((run.summary or {}).get("delta", 0.0))]
     problems += _together("epsilon is no protection, as delta is above 0.001", _described(weak))
@@ -260,14 +274,11 @@ def read(
             f"two seeds say little: the intervals of {len(few)} groups rest on two runs; run five "
             "or more"
         )
-    frame = _frame(started, groups)
     metrics = metrics_of(frame)
     if not metrics:
         raise ReportError(f"no run in {places} has a metric: their rows hold counts alone")
     base = choose_baseline(groups, names.get(baseline or "", baseline))
-    report = Report(
-        started, groups, frame, base, metrics, _choose_metric(metrics, metric), problems
-    )
+    report = Report(frame, groups, base, metrics, _choose_metric(metrics, metric), problems)
     for words in COMPARED.values():
         apart = [group.name for group in groups if words in report.apart(group)]
         problems += _together(f"no difference to {base.name}, {words}", apart, "; ")
@@ -286,43 +297,46 @@ def _together(what: str, names: Sequence[str], between: str = ", ") -> list[str]
     return [f"{what}: {between.join(names[:_NAMED])}{more}"]
 
 
-def _frame(runs: Sequence[StoredRun], groups: Sequence[Group]) -> pandas.DataFrame:
-    keys = {}
-    for number, group in enumerate(groups):
-        for run in (*group.runs, *group.doubled):
-            counts = run.finished and run not in group.doubled
-            keys[id(run)] = number, run.config["seed"], counts
-    index = pandas.MultiIndex.from_tuples(
-        [keys[id(run)] for run in runs], names=["group", "seed", "counts"]
-    )
-    return pandas.DataFrame([numbers_of(run) for run in runs], index=index)
-
-
 def _alike(runs: Iterable[StoredRun]) -> set[str]:
     return {field for run in runs for field in run.alike}
 
 
-def group_runs(runs: Sequence[StoredRun]) -> list[Group]:
-    """Sorts runs with a config into groups, in the order of their first runs."""
-    alike = _alike(runs)
+def group_runs(frame: pandas.DataFrame) -> tuple[list[Group], pandas.DataFrame]:
+    """Sort runs with a config into groups, in the order of their first runs.
+
+    Args:
+        frame: rows of `read_runs`.
+
+    Returns:
+        The groups, and the rows with the columns "group" and "counts" in front.
+    """
+    alike = _alike(frame["run"])
     configs: dict[str, dict[str, Any]] = {}
-    members: dict[str, dict[int, list[StoredRun]]] = {}
-    for run in runs:
+    texts = []
+    for run in frame["run"]:
         fields = flat_config(run.config, ignore=("seed", *alike))
         summary = run.summary or {}
         if "left_out_client" in summary:  # its name, where the config may have a number
             fields["data.left_out_client"] = summary["left_out_client"]
         config = {name: value for name, value in fields.items() if value is not None}
-        text = json.dumps(config, sort_keys=True)
-        configs[text] = config
-        members.setdefault(text, {}).setdefault(run.config["seed"], []).append(run)
+        texts.append(json.dumps(config, sort_keys=True))
+        configs[texts[-1]] = config
+    order = {text: number for number, text in enumerate(configs)}
+    rows = [len(run.rows) for run in frame["run"]]
+    frame = frame.assign(group=[order[text] for text in texts], rows=rows)
+    # of runs with one seed, the one that came furthest
+    best = frame.sort_values(["finished", "rows"], ascending=False, kind="stable")
+    best = best[~best.duplicated(["group", "seed"])]
+    counts = frame["finished"] & frame.index.isin(best.index)
+    frame = frame.drop(columns="rows")
+    for place, (name, column) in enumerate((("group", frame.pop("group")), ("counts", counts))):
+        frame.insert(place, name, column)
+    names = _names(list(configs.values()))
     groups = []
-    for parts, text in zip(_names(list(configs.values())), configs, strict=True):
-        by_seed = [some for _, some in sorted(members[text].items())]
-        kept = [max(some, key=lambda run: (run.finished, len(run.rows))) for some in by_seed]
-        doubled = [run for some in by_seed for run in some if run not in kept]
-        groups.append(Group(", ".join(parts.values()), parts, configs[text], kept, doubled))
-    return groups
+    for number, (config, parts) in enumerate(zip(configs.values(), names, strict=True)):
+        own = frame.loc[best.index[best["group"] == number]].set_index("seed").sort_index()
+        groups.append(Group(", ".join(parts.values()), parts, config, own))
+    return groups, frame
 
 
 def renamed(groups: Sequence[Group], names: Mapping[str, str]) -> list[Group]:
@@ -417,7 +431,7 @@ def choose_baseline(groups: Sequence[Group], given: str | None) -> Group:
     if given is None:
         return groups[0]
     for group in groups:
-        if given == group.name or any(str(run.path) == given.rstrip("/") for run in group.runs):
+        if given == group.name or given.rstrip("/") in [str(run.path) for run in group.runs]:
             return group
 
     def words(text: str) -> set[str]:

@@ -1,5 +1,6 @@
 """The page in a real browser: sorted, filtered, no error, light and dark, narrow and wide."""
 
+import re
 import shutil
 
 import pytest
@@ -9,6 +10,12 @@ from tests.report.folders import write_run, write_sweep
 
 pytestmark = pytest.mark.thorough
 WIDTHS = (390, 1400)
+LEGEND = "document.querySelectorAll('[data-axis=round] .u-series:not(.edge)').length - 1"  # lines
+# pixels of the largest chart that are not transparent
+DRAWN = (
+    "(c => c.getContext('2d').getImageData(0, 0, c.width, c.height).data.filter("
+    "(v, i) => i % 4 === 3 && v > 0).length)(document.querySelector('[data-axis=round] canvas'))"
+)
 
 
 @pytest.fixture(scope="module")
@@ -110,7 +117,7 @@ def test_nothing_is_wrong_at_any_width_and_in_any_scheme(browser, page, width, s
         > 384
     )
     assert light == (scheme == "light")
-    assert ask(browser, "document.querySelectorAll('#curves svg path').length") > 50
+    assert ask(browser, DRAWN) > 1_000
     click(browser, "#scheme")
     after = (
         sum(
@@ -151,11 +158,11 @@ def test_tables_are_sorted_by_mouse_and_keyboard(browser, page):
 def test_the_filter_hides_rows_and_lines(browser, page):
     look(browser, page)
     click(browser, '[data-show="all"]')
-    lines = ask(browser, "document.querySelectorAll('#curves .legend li').length")
+    lines = ask(browser, LEGEND)
     field = browser.find_element("css selector", "#filter")
     field.send_keys("xclp 0.3")
     assert visible_rows(browser) == ["xclp, learning_rate=0.3"]
-    assert (lines, ask(browser, "document.querySelectorAll('#curves .legend li').length")) == (
+    assert (lines, ask(browser, LEGEND)) == (
         20,
         1,
     )
@@ -168,10 +175,26 @@ def test_the_filter_hides_rows_and_lines(browser, page):
     field.clear()
     field.send_keys(" ")
     click(browser, '[data-show="best"]')
-    assert ask(browser, "document.querySelectorAll('#curves .legend li').length") == 7
+    assert ask(browser, LEGEND) == 7
     click(browser, ".groups tbody tr .mark[aria-pressed=true]")
-    assert ask(browser, "document.querySelectorAll('#curves .legend li').length") == 6
+    assert ask(browser, LEGEND) == 6
     assert browser.get_log("browser") == []
+
+
+def test_the_pointer_is_told_the_values_of_all_lines(browser, page):
+    from selenium.webdriver import ActionChains
+
+    look(browser, page)
+    plot = browser.find_element("css selector", "[data-axis=round] .u-over")
+    browser.execute_script("arguments[0].scrollIntoView({block: 'center'})", plot)
+    ActionChains(browser).move_to_element_with_offset(plot, 5, 0).perform()
+    values = ask(
+        browser,
+        "[...document.querySelectorAll('[data-axis=round] .u-series:not(.edge) .u-value')]"
+        ".map(n => n.textContent)",
+    )
+    assert values[0] == "35" and len(values) == 8
+    assert all(re.fullmatch(r"\d+(\.\d)? ± \d+(\.\d)?", value) for value in values[1:]), values
 
 
 def test_everything_has_a_name_for_those_who_do_not_see(browser, page):
@@ -182,7 +205,13 @@ def test_everything_has_a_name_for_those_who_do_not_see(browser, page):
         "n.querySelector?.('caption') || n.alt)"
     )
     assert ask(browser, f"{code}.filter(n => !({named})(n)).length") == 0
-    assert ask(browser, "[...document.querySelectorAll('th')].filter(n => !n.scope).length") == 0
+    assert (
+        ask(
+            browser,
+            "[...document.querySelectorAll('th:not(.u-legend th)')].filter(n => !n.scope).length",
+        )
+        == 0
+    )
     assert ask(browser, "document.documentElement.lang") == "en"
     assert ask(
         browser, "new Set([...document.querySelectorAll('[id]')].map(n => n.id)).size"

@@ -1,5 +1,5 @@
-"""The numbers behind the page's charts: curves over rounds and costs, effects of settings, maps
-over two of them, accuracy over clients.
+"""The numbers behind the page's charts: curves over rounds and costs, maps over two settings,
+accuracy over clients.
 """
 
 import itertools
@@ -22,7 +22,6 @@ AXES = {
     "local_steps": ("local_steps",),
     "epsilon_spent": (),  # what privacy has cost so far
 }
-_FEWEST_DOTS = 4  # values from which on numbers that were drawn together, as in a search, are shown
 _MOST_CLIENTS = 61  # points of a curve over clients
 _FULL = 0.6  # share of the combinations of two numbers from which on they make a map
 
@@ -43,7 +42,8 @@ def curves_of(group: Group, metrics: Sequence[str], points: int) -> dict[str, An
         deviation), where a run of the group has it; gaps are None. The deviation is None of a
         single run.
     """
-    tables = [_rows(run, metrics) for run in group.finished or group.runs if run.rows]
+    runs = list(group.finished["run"]) or group.runs
+    tables = [_rows(run, metrics) for run in runs if run.rows]
     if not tables:
         return {"x": {}, "y": {}}
     rounds = sorted(set.intersection(*(set(table.index) for table in tables)))
@@ -82,65 +82,6 @@ def _rows(run: StoredRun, metrics: Sequence[str]) -> pandas.DataFrame:
 
 def _plain(values: np.ndarray) -> list[float | None]:
     return [short(value) for value in values.tolist()]
-
-
-def effects_of(groups: Sequence[Group]) -> list[dict[str, Any]]:
-    """Find the numbers that differ between groups, and which groups differ in nothing else.
-
-    Returns:
-        For every field: "field", "log" (values of several sizes), "alone" (nothing else differs
-        along a line) and "lines": a name and points (value, number of the group), by value.
-    """
-    table = table_of([group.config for group in groups])
-    table = table.loc[:, ~table.T.duplicated()]  # schedule_rounds is rounds where it is not given
-    found: list[dict[str, Any]] = []
-    for field in table:
-        values = _values(groups, field)
-        if len(values) < 2:
-            continue
-        given = [group.config.get(field) for group in groups]
-        others = [one for one in table if one != field]
-        lines = [line for line in _lines(groups, table, given, others) if line["points"][1:]]
-        alone = bool(lines)
-        if not alone:
-            names = [one for one in others if one.endswith(".name")]
-            lines = _lines(groups, table, given, names)
-            if max(len(dict(line["points"])) for line in lines) < _FEWEST_DOTS:
-                continue
-        log = _is_log(values)
-        found.append({"field": field, "log": log, "alone": alone, "lines": lines})
-    return found + _effect_of_epsilon(groups, table)
-
-
-def _effect_of_epsilon(groups: Sequence[Group], table: pandas.DataFrame) -> list[dict[str, Any]]:
-    """Find what privacy has cost in the end, where the noise differs, as an effect."""
-    if "privacy.noise" not in table:
-        return []
-    costs = [group.numbers.get("epsilon") for group in groups]
-    given = [None if cost is None or cost.isna().all() else float(cost.mean()) for cost in costs]
-    others = [one for one in table if one != "privacy.noise"]
-    lines = [one for one in _lines(groups, table, given, others) if one["points"][1:]]
-    if not lines:
-        return []
-    log = _is_log({value for value in given if value is not None})
-    return [{"field": "epsilon", "log": log, "alone": True, "lines": lines}]
-
-
-def _is_log(values: Collection[float]) -> bool:
-    return min(values) > 0 and max(values) >= 10 * min(values)
-
-
-def _lines(
-    groups: Sequence[Group], table: pandas.DataFrame, given: Sequence[Any], others: list[str]
-) -> list[dict[str, Any]]:
-    """Join the groups that have the same in all `others`, by the values `given` of each."""
-    lines: dict[tuple[str, ...], dict[str, Any]] = {}
-    for place, (group, value) in enumerate(zip(groups, given, strict=True)):
-        if is_number(value):
-            name = _name_of(group, others)
-            line = lines.setdefault(tuple(table.loc[place, others]), {"name": name, "points": []})
-            line["points"] = sorted([*line["points"], (value, place)])
-    return list(lines.values())
 
 
 def _name_of(group: Group, fields: Collection[str]) -> str:
