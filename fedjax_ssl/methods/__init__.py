@@ -142,21 +142,6 @@ TERMS: Registry[Any] = Registry(
 available = METHODS.available  # () -> names of all methods with a line about each
 
 
-def described(name: str) -> str:
-    """Return what the file of a method says at its top, with its references, without importing it;
-    "" for a method of your own.
-
-    Example:
-        >>> "NeurIPS 2022, arXiv 2106.01432" in " ".join(fs.methods.described("semifl").split())
-        True
-    """
-    if name not in _BUILDERS:
-        return ""
-    package, _, file = _BUILDERS[name].partition(":")[0].rpartition(".")
-    text = resources.files(package).joinpath(f"{file}.py").read_text("utf-8")
-    return ast.get_docstring(ast.parse(text)) or ""
-
-
 def __getattr__(name: str) -> Any:
     if name in METHODS:
         raise AttributeError(
