@@ -13,10 +13,8 @@ Example:
 # For users who run mypy --strict.
 # mypy: implicit-reexport
 
-import ast
 import sys
 from collections.abc import Mapping, Sequence
-from importlib import resources
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
