@@ -147,6 +147,8 @@ GONE = {
         "write data.name=cifar100 with a partition; its clients are not read any more"
     ),
     "tracking.uri": Gone("MLflow is no viewer any more; write a callback that logs there", (None,)),
+    "supervision.protocol=drawn": Gone("write dealt, which has the same expected shares"),
+    "supervision.protocol=clean": Gone("write equal, which uses every example"),
     "prediction.neighbor_search": Gone("neighbours are always searched exactly", ("exact",)),
 }
 

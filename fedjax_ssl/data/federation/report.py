@@ -2,7 +2,6 @@
 
 import os
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 from jaxtyping import Int
@@ -16,7 +15,7 @@ _BARS = " ▁▂▃▄▅▆▇█"
 # columns in words
 _WEAK = {"coarse": "with a coarse label", "in sets": "in sets with known class shares"}
 _DRAWN = 2000  # clients in a picture at most
-_MOST_NEW = 20  # clients that are only tested, up to which each has a column
+_NAMED = 60  # of them with a name
 _COLORS = {
     "examples": "lightsteelblue",
     "coarse": "mediumorchid",
@@ -25,30 +24,33 @@ _COLORS = {
     "held out": "darkgrey",
 }
 # Parts of a picture in a grey that is read on white and on black.
-_GREY: Any = ("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color")
+_GREY = ("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color")
 
 
-def class_counts(data: FederatedData) -> tuple[Int[np.ndarray, "C K"], Int[np.ndarray, "C K"]]:
-    """Count examples per client and true class on the host.
+def counts_by_kind(data: FederatedData) -> dict[str, Int[np.ndarray, "C K1"]]:
+    """Count by client and true class, the last column for none.
 
     Args:
         data: one federation, not traced.
 
     Returns:
-        All examples and the labelled ones; examples without a true label are in neither.
+        "examples", all of them; "coarse" and "in sets", where there are such; "labelled".
     """
     index = np.asarray(data.index)
-    sizes = np.asarray(data.num_examples)
-    true = np.where(np.arange(index.shape[1]) < sizes[:, None], np.asarray(data.labels)[index], -1)
-
-    cells = np.arange(data.num_clients)[:, None] * data.num_classes + true
-
-    def count(chosen: np.ndarray) -> np.ndarray:
-        cells_of = cells[chosen & (true >= 0)]
-        numbers = np.bincount(cells_of, minlength=data.num_clients * data.num_classes)
-        return numbers.reshape(data.num_clients, data.num_classes)
-
-    return count(true >= 0), count(np.asarray(data.observed_by_clients) >= 0)
+    width = data.num_classes + 1
+    there = np.arange(index.shape[1]) < np.asarray(data.num_examples)[:, None]
+    cells = np.arange(data.num_clients)[:, None] * width + np.asarray(data.labels)[index] % width
+    chosen = {"examples": there}
+    if data.weak is not None:
+        weak = there & (np.asarray(data.weak.labels) >= 0)
+        sets = np.asarray(data.weak.from_sets)[:, None]
+        kinds = {"coarse": weak & ~sets, "in sets": weak & sets}
+        chosen |= {what: mask for what, mask in kinds.items() if mask.any()}
+    chosen["labelled"] = there & (np.asarray(data.observed_by_clients) >= 0)
+    return {
+        what: np.bincount(cells[mask], minlength=data.num_clients * width).reshape(-1, width)
+        for what, mask in chosen.items()
+    }
 
 
 def report(
@@ -57,11 +59,8 @@ def report(
     client_names: Sequence[str] | None = None,
     max_rows: int = 20,
 ) -> str:
-    """Return a table of clients with examples, labelled examples, classes and a small histogram
-    over classes.
-
-    Where clients have weak labels, also with the examples that have a coarse label, those in sets,
-    and the sets.
+    """Return a table of clients with their examples by kind of label, classes, and a small
+    histogram over classes.
 
     Args:
         data: one federation, not traced.
@@ -72,56 +71,58 @@ def report(
 
     Returns:
         Text of several lines.
-
-    Raises:
-        ValueError: the number of names does not fit the data.
     """
-    if len(class_names) != data.num_classes:
-        raise ValueError(
-            f"class_names has {len(class_names)} names, the data have {data.num_classes} classes"
-        )
-    if client_names is not None and len(client_names) != data.num_clients:
-        raise ValueError(
-            f"client_names has {len(client_names)} names, the data have {data.num_clients} clients"
-        )
-    counts, labelled_counts = class_counts(data)
+    counts = counts_by_kind(data)
+    by_class = counts["examples"][:, :-1]
     columns = {
         "examples": np.asarray(data.num_examples),
         "labelled": np.asarray(data.num_labelled),
-        "classes": (counts > 0).sum(1),
-        "of them labelled": (labelled_counts > 0).sum(1),
-        **_weak_columns(data),
+        "classes": (by_class > 0).sum(1),
+        "of them labelled": (counts["labelled"][:, :-1] > 0).sum(1),
+        **{what: counts[what].sum(1) for what in _WEAK if what in counts},
     }
+    if "in sets" in columns:
+        sets = np.asarray(data.weak.num_observations)  # type: ignore[union-attr]
+        columns["sets"] = np.where(columns["in sets"] > 0, sets, 0)
     names = list(client_names or map(str, range(data.num_clients)))
-    shown = min(max_rows, data.num_clients)
-    by_name = any(name.isdecimal() for name in names)
-    if not by_name:  # otherwise it is by its name alone that a client is named
-        names = [f"{number} {name}" for number, name in enumerate(names[:shown])]
-    header = ("client", *columns)
+    # otherwise it is by its name alone that a client is named
+    if not any(name.isdecimal() for name in names):
+        names = [f"{number} {name}" for number, name in enumerate(names)]
     values = np.stack(list(columns.values()), axis=1)
+    shown = min(max_rows, data.num_clients)
+    legend = ", ".join(class_names)
+    if len(class_names) > 10:
+        legend = f"{class_names[0]}, {class_names[1]}, ..., {class_names[-1]}"
     rows = [
-        (names[client], *map(str, values[client]), _histogram(counts[client]))
-        for client in range(shown)
+        ("client", *columns, f"histogram over {data.num_classes} classes: {legend}"),
+        *(
+            (names[client], *map(str, values[client]), _histogram(by_class[client]))
+            for client in range(shown)
+        ),
+        *(
+            (name, *(f"{value:.10g}" for value in measure(values, axis=0)), "")
+            for name, measure in (("min", np.min), ("median", np.median), ("max", np.max))
+        ),
     ]
-    aggregates = (("min", np.min), ("median", np.median), ("max", np.max))
-    footer = [
-        (name, *(f"{value:.10g}" for value in measure(values, axis=0)), "")
-        for name, measure in aggregates
+    widths = [max(map(len, cells)) for cells in list(zip(*rows, strict=True))[:-1]]
+    lines = [
+        "  ".join(
+            [row[0].ljust(widths[0]), *map(str.rjust, row[1:-1], widths[1:]), row[-1]]
+        ).rstrip()
+        for row in rows
     ]
-    widths = [
-        max(len(row[column]) for row in [header, *rows, *footer]) for column in range(len(header))
-    ]
+    if shown < data.num_clients:
+        lines.insert(-3, f"... {data.num_clients - shown} more clients")
+    lines.insert(-3, "-" * (sum(widths) + 2 * (len(widths) - 1)))
+    return "\n".join([_summary(data, counts), "", *lines])
 
-    def line(cells: Sequence[str]) -> str:
-        numbers = (
-            cell.rjust(width)
-            for cell, width in zip(cells[1 : len(header)], widths[1:], strict=True)
-        )
-        return "  ".join([cells[0].ljust(widths[0]), *numbers, *cells[len(header) :]]).rstrip()
 
+def _summary(data: FederatedData, counts: dict[str, Int[np.ndarray, "C K1"]]) -> str:
+    """Say in a line how many examples are where, and what is known of them."""
     summary = data.summary()
-    known = {words: columns[name].sum() for name, words in _WEAK.items() if name in columns}
-    weak = "".join(f", {count} {words}" for words, count in known.items())
+    weak = "".join(
+        f", {counts[what].sum()} {words}" for what, words in _WEAK.items() if what in counts
+    )
     text = (
         f"{summary['clients']} clients ({summary['labelled_clients']} with labels), "
         f"{summary['train_examples']} training examples, {summary['labelled_examples']} labelled"
@@ -136,23 +137,13 @@ def report(
         text += f"; {summary['examples_dealt_twice']} are dealt twice"
     if data.num_parts > 1:
         text += f"; unlabelled ones come in {data.num_parts} parts, one in a round"
-    legend = f"histogram over {data.num_classes} classes: {_abbreviated(class_names)}"
-    lines = [text, "", line((*header, legend)), *map(line, rows)]
-    if shown < data.num_clients:
-        lines.append(f"... {data.num_clients - shown} more clients")
-    rule = "-" * (sum(widths) + 2 * (len(widths) - 1))
-    return "\n".join([*lines, rule, *map(line, footer)])
+    return text
 
 
-def _weak_columns(data: FederatedData) -> dict[str, Int[np.ndarray, " C"]]:
-    """Numbers of the weak labels that there are, by column of the table."""
-    if data.weak is None:
-        return {}
-    known = np.asarray(data.weak.num_examples)
-    sets = np.asarray(data.weak.from_sets)
-    columns = {"coarse": np.where(sets, 0, known), "in sets": np.where(sets, known, 0)}
-    columns["sets"] = np.where(columns["in sets"] > 0, np.asarray(data.weak.num_observations), 0)
-    return {name: column for name, column in columns.items() if column.any()}
+def _histogram(counts: Int[np.ndarray, " K"]) -> str:
+    """One character per class: blank for none, higher for more; anything above zero is visible."""
+    height = np.ceil(counts / max(counts.max(), 1) * (len(_BARS) - 1)).astype(int)
+    return "|" + "".join(_BARS[level] for level in height) + "|"
 
 
 def untested(
@@ -208,149 +199,75 @@ def plot_partition(
     class_names: Sequence[str] | None = None,
     client_names: Sequence[str] | None = None,
 ) -> None:
-    """Draws client x class counts as circles, area ~ examples, and saves the picture.
+    """Draw client x class counts as circles, area ~ examples, and save the picture.
 
     Examples with a weak label and those with a class label are filled in, each in a colour. Behind
-    the clients stand the server, the validation examples, clients that are only tested, and all
-    other test examples, with circles on a scale of their own. Examples without a true label have a
-    row. The background is transparent.
+    the clients stand the server and what is held out, on a scale of their own. Examples without a
+    true label have a row. The background is transparent.
 
     Args:
         data: one federation, not traced.
         path: where to save; the ending decides the format (.png, .pdf, .svg).
         class_names: K names for the axis; None: class numbers.
-        client_names: names for the other axis, of all clients or of those that train, where there
-            is room for them; None: client numbers.
+        client_names: names for the other axis, where there is room for them; None: client numbers.
     """
     use_matplotlib()
     from matplotlib import rc_context
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    num_clients = data.num_clients
+    counts = counts_by_kind(data)
     labels = np.asarray(data.labels)
-    at_clients = _counts_by_kind(data)
-    clients = list(client_names or [])
-    clients += map(str, range(len(clients), num_clients + data.num_new_clients))
-    beside = _beside_the_clients(data, clients[num_clients:])
     width = data.num_classes + 1
-    elsewhere = [np.bincount(labels[rows] % width, minlength=width) for rows in beside.values()]
-    names = [*(class_names or map(str, range(data.num_classes))), "no class"]
-    if not any(one[..., -1].any() for one in [*at_clients.values(), *elsewhere]):
-        names.pop()
+    held_out = [
+        real_rows(data.valid_index, data.num_valid),
+        real_rows(data.test_index, data.num_test),
+    ]
+    beside = {
+        "labelled": ("server", real_rows(data.server_index, data.num_server)),
+        "held out": ("held out", np.concatenate(held_out)),
+    }
     # evenly spaced
-    drawn = np.unique(np.linspace(0, num_clients - 1, min(num_clients, _DRAWN)).astype(int))
-    # where the columns are that follow the clients, behind a gap
-    places = num_clients + 1 + np.arange(len(beside)) * max(1, num_clients // 40)
-    columns = int(places[-1]) + 1 if len(beside) else num_clients
+    number = min(data.num_clients, _DRAWN)
+    drawn = np.unique(np.linspace(0, data.num_clients - 1, number).astype(int))
+    classes = [*(class_names or map(str, range(data.num_classes))), "no class"]
     # Beyond some 100 clients circles would be dots, so the figure stops growing and they shrink.
-    figure = Figure(
-        figsize=(min(4 + 0.3 * columns, 24), min(3 + 0.3 * len(names), 18)), layout="constrained"
-    )
+    size = min(5 + 0.3 * len(drawn), 24), min(3 + 0.3 * len(classes), 18)
+    spacing = 72 * min((size[0] - 2) / (len(drawn) + 3), (size[1] - 3) / len(classes), 0.32)
+    figure = Figure(figsize=size, layout="constrained")
     FigureCanvasAgg(figure)
-    room = (figure.get_figwidth() - 2, figure.get_figheight() - 3)
-    spacing = 72 * min(room[0] / (len(drawn) + columns - num_clients), room[1] / len(names), 0.32)
     with rc_context(dict.fromkeys(_GREY, "#808080")):
         axes = figure.add_subplot()
 
-        def circles(table: np.ndarray, at: np.ndarray, what: str, largest: int) -> None:
+        def circles(table: np.ndarray, first: int, what: str, largest: int, words: str) -> None:
             column, row = np.nonzero(table)
             area = spacing**2 * table[column, row] / max(largest, 1)
-            axes.scatter(at[column], row, s=area, color=_COLORS[what], linewidths=0)
-
-        largest = int(at_clients["examples"][drawn].max())
-        scale = f"largest circle: {largest:,} examples of a client"
-        for what, table in at_clients.items():
-            # a weak label's circle has room for the labelled ones, which are drawn on top
-            filled = table + at_clients["labelled"] if what in _WEAK else table
-            circles(filled[drawn], drawn, what, largest)
-        most = int(max((one.max() for one in elsewhere), default=0))
-        for name, counts, place in zip(beside, elsewhere, places, strict=True):
-            circles(
-                counts[None],
-                np.array([place]),
-                "labelled" if name == "server" else "held out",
-                most,
-            )
-        if len(beside):
-            scale += f", {most:,} beside the line"
-            axes.axvline(num_clients, color="#808080", linewidth=0.8)
-        if len(drawn) < num_clients:
-            scale += f"; {len(drawn):,} of {num_clients:,} clients"
-        axes.set(xlabel="client", ylabel="class", xlim=(-1, columns), ylim=(len(names) - 0.2, -0.8))
-        if len(names) <= 100:
-            axes.set_yticks(range(len(names)), names)
-        shown = range(num_clients) if num_clients <= 60 else range(0)
-        ticks = [*shown, *places.tolist()]
-        axes.set_xticks(ticks, [*(clients[one] for one in shown), *beside], rotation=90)
-        totals = _totals(at_clients, {name: len(rows) for name, rows in beside.items()})
-        for what, words in totals.items():
+            axes.scatter(first + column, row, s=area, color=_COLORS[what], linewidths=0)
             # Its own size: the scatter's would be as large as its first circle.
             axes.plot([], [], "o", color=_COLORS[what], label=words)
-        figure.legend(loc="outside upper left", ncols=3, frameon=False, title=scale)
+
+        most = int(counts["examples"].max())
+        for what, table in counts.items():
+            # a weak label's circle has room for the labelled ones, which are drawn on top
+            filled = table + counts["labelled"] if what in _WEAK else table
+            words = f"{table.sum():,} {_WEAK.get(what, what)}"
+            circles(filled[drawn], 0, what, most, words)
+        ticks = dict(enumerate(client_names or map(str, drawn))) if number <= _NAMED else {}
+        ticks = {place: name for place, name in ticks.items() if place < number}
+        place = number
+        for what, (name, rows) in beside.items():
+            if len(rows):
+                place += 1
+                ticks[place] = name
+                table = np.bincount(labels[rows] % width, minlength=width)[None]
+                circles(table, place, what, int(table.max()), f"{len(rows):,} {name}")
+        axes.set(xlabel="client", ylabel="class", xlim=(-1, place + 1))
+        axes.set_ylim(len(classes) - 0.2, -0.8)
+        if len(classes) <= 100:
+            axes.set_yticks(range(len(classes)), classes)
+        axes.set_xticks([*ticks], [*ticks.values()], rotation=90)
+        title = f"largest circle: {most:,} examples of a client"
+        if number < data.num_clients:
+            title += f"; {number:,} of {data.num_clients:,} clients"
+        figure.legend(loc="outside upper left", ncols=3, frameon=False, title=title)
         figure.savefig(path, dpi=120, transparent=True)
-
-
-def _totals(
-    at_clients: dict[str, Int[np.ndarray, "C K1"]], beside: dict[str, int]
-) -> dict[str, str]:
-    """Say what each colour of the picture stands for, and of how many examples."""
-    found = {
-        what: f"{int(one.sum()):,} {_WEAK.get(what, what)}" for what, one in at_clients.items()
-    }
-    at_server = beside.get("server", 0)
-    if at_server:
-        found["labelled"] += f", {at_server:,} at the server"
-    held_out = sum(beside.values()) - at_server
-    if held_out:
-        found["held out"] = f"{held_out:,} to validate and test"
-    return found
-
-
-def _counts_by_kind(data: FederatedData) -> dict[str, Int[np.ndarray, "C K1"]]:
-    """Count by client and true class, the last column for none: all examples, those with a weak
-    label of either kind, and the labelled ones; without weak labels that nobody has.
-    """
-    index = np.asarray(data.index)
-    width = data.num_classes + 1
-    there = np.arange(index.shape[1]) < np.asarray(data.num_examples)[:, None]
-    cells = np.arange(data.num_clients)[:, None] * width + np.asarray(data.labels)[index] % width
-    chosen = {"examples": there}
-    if data.weak is not None:
-        weak = there & (np.asarray(data.weak.labels) >= 0)
-        sets = np.asarray(data.weak.from_sets)[:, None]
-        kinds = {"coarse": weak & ~sets, "in sets": weak & sets}
-        chosen |= {what: mask for what, mask in kinds.items() if mask.any()}
-    chosen["labelled"] = there & (np.asarray(data.observed_by_clients) >= 0)
-    return {
-        what: np.bincount(cells[mask], minlength=data.num_clients * width).reshape(-1, width)
-        for what, mask in chosen.items()
-    }
-
-
-def _beside_the_clients(
-    data: FederatedData, new_clients: Sequence[str]
-) -> dict[str, Int[np.ndarray, " r"]]:
-    """Rows of the examples that no training client has, by what they are for."""
-    tested = real_rows(data.test_index, data.num_test)
-    new = np.asarray(data.test_client)[: len(tested)] - data.num_clients
-    found = {
-        "server": real_rows(data.server_index, data.num_server),
-        "validation": real_rows(data.valid_index, data.num_valid),
-    }
-    if len(new_clients) <= _MOST_NEW:
-        found |= {f"{name} (test)": tested[new == at] for at, name in enumerate(new_clients)}
-    else:
-        found[f"{len(new_clients):,} test clients"] = tested[new >= 0]
-    found["test"] = tested[new < 0]
-    return {name: rows for name, rows in found.items() if len(rows)}
-
-
-def _histogram(counts: Int[np.ndarray, " K"]) -> str:
-    """One character per class: blank for none, higher for more; anything above zero is visible."""
-    height = np.ceil(counts / max(counts.max(), 1) * (len(_BARS) - 1)).astype(int)
-    return "|" + "".join(_BARS[level] for level in height) + "|"
-
-
-def _abbreviated(names: Sequence[str]) -> str:
-    return ", ".join(names) if len(names) <= 10 else f"{names[0]}, {names[1]}, ..., {names[-1]}"

@@ -1,5 +1,4 @@
-"""Splits that can be checked: a short hash of who has what, and files of row numbers for other code
-too.
+"""Splits that can be checked: a short hash of who has what, and files of row numbers.
 
 A split file is an `.npz` of whole numbers and texts; docs/datasets.md says how to read one with
 NumPy alone, and what the hash is made of. Rows are numbered over the training examples and then the
@@ -8,7 +7,6 @@ test examples of the dataset, in the order in which it is loaded.
 
 import dataclasses
 import hashlib
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
@@ -22,7 +20,6 @@ from fedjax_ssl.data.federation.host_inputs import HostInputs, load_examples
 from fedjax_ssl.data.reading.formats import damage
 
 FORMAT = 1
-NEEDED = ("rows", "starts", "examples")
 # What an example is to a client, or to nobody in particular: part of the hash.
 _UNLABELLED, _LABELLED, _WEAK, _TEST, _VALIDATION, _SERVER = range(6)
 _ENTRY = np.dtype([("example", "<u8"), ("kind", "u1"), ("set", "<u8")])
@@ -42,13 +39,11 @@ class SplitFile(NamedTuple):
     test_client: Int[np.ndarray, " T"]
     # ^ the client that each test example belongs to: from C on, clients that do not train; -1:
     # nobody's
-    widths: Int[np.ndarray, " W"]
-    # ^ of a run's tables, as `_widths` has them: sums over them are added in the same order then;
-    # empty: as wide as they must be
-    examples: tuple[int, int]  # training and test examples of the dataset
-    dataset: str = ""  # its name, for messages
-    content: str = ""  # digest of its examples and labels, in their order; empty: not compared
-    split: str = ""  # hash of the split; empty: not compared
+    widths: Int[np.ndarray, " 6"]
+    # ^ of a run's tables, as `_widths` has them: sums over them are added in the same order then
+    dataset: str  # its name, for messages
+    content: str  # digest of its examples and labels, in their order
+    split: str  # hash of the split
 
 
 def split_hash(dataset: Dataset, data: FederatedData) -> str:
@@ -172,7 +167,6 @@ def write_split(path: str | Path, dataset: Dataset, data: FederatedData) -> str:
         test=tested,
         test_client=owner,
         widths=np.array(_widths(data)),
-        examples=_sizes(dataset),
         dataset=dataset.name,
         content=content_hash(dataset),
         split=split_hash(dataset, data),
@@ -182,107 +176,35 @@ def write_split(path: str | Path, dataset: Dataset, data: FederatedData) -> str:
 
 
 def read_split(path: str | Path, dataset: Dataset) -> SplitFile:
-    """Read a split file of ours or of another project, and check it against its dataset.
+    """Read a split file.
 
     Args:
-        path: an `.npz` with at least `rows`, `starts` and `examples`. Without `labelled` all labels
-            of the clients are seen; without `test` the dataset's own test examples are tested on.
+        path: that `write_split` wrote.
         dataset: that the file is about.
 
     Raises:
-        ValueError: it is not there, no split file or of another dataset, or what it says cannot be.
+        ValueError: it is not there, no split file, or of another dataset.
     """
     if not Path(path).is_file():
         raise ValueError(f"there is no file {path}; fedjax-ssl data split CONFIG writes such files")
     with damage(path), np.load(path, allow_pickle=False) as content:
-        given = {name: content[name] for name in content.files}
-    missing = [name for name in NEEDED if name not in given]
-    if missing:
+        arrays: dict[str, Any] = {name: content[name] for name in content.files}
+    if not {"format", *SplitFile._fields} <= arrays.keys() or int(arrays["format"]) != FORMAT:
         raise ValueError(
-            f"{path} has no {', '.join(missing)}, which a split file needs; docs/datasets.md says "
-            "what is in one"
+            f"{path} is no split file of format {FORMAT}; fedjax-ssl data split CONFIG writes such "
+            "files"
         )
-    number = int(given.get("format", FORMAT))
-    if number > FORMAT:
-        raise ValueError(f"{path} is a split file of format {number}; this version reads {FORMAT}")
-    own = _sizes(dataset)
-    examples = tuple(np.append(given["examples"], 0)[:2].astype(int).tolist())
-    texts: dict[str, Any] = {name: str(given.get(name, "")) for name in SplitFile._fields[9:]}
-    of = f"{path} is a split of {texts['dataset'] or 'a dataset'}"
-    # pooled or not: rows are numbered alike
-    if sum(examples) != sum(own):
+    fields = SplitFile.__annotations__
+    found = SplitFile(
+        **{name: str(arrays[name]) if fields[name] is str else arrays[name] for name in fields}
+    )
+    if found.content != (here := content_hash(dataset)):
         raise ValueError(
-            f"{of} with {_counted(examples)} examples; {dataset.name!r} has {_counted(own)}"
+            f"{path} is a split of {found.dataset} with other content, or in another order, than "
+            f"{dataset.name!r} has here (digest {found.content}, here {here}): its rows would be "
+            "other examples"
         )
-    if texts["content"] not in ("", content_hash(dataset)):
-        raise ValueError(
-            f"{of} with other content, or in another order, than {dataset.name!r} has here (digest "
-            f"{texts['content']}, here {content_hash(dataset)}): its rows would be other examples"
-        )
-    truth = _labels(dataset)
-    defaults = {
-        "labelled": given["rows"],
-        "test": np.arange(own[0], sum(own)),
-    }
-    tables: dict[str, Any] = {}
-    for name in SplitFile._fields[:8]:
-        values = given.get(name, defaults.get(name, np.zeros(0, int)))
-        if values.ndim != 1 or (values.size and values.dtype.kind not in "iu"):
-            raise ValueError(
-                f"{path}: {name} is {values.dtype} {values.shape}; give a list of whole numbers"
-            )
-        tables[name] = values.astype(np.int64)
-    if "test_client" not in given:
-        tables["test_client"] = np.full(len(tables["test"]), _NOBODY)
-    found = SplitFile(**tables, examples=(examples[0], examples[1]), **texts)
-    if wrong := _what_cannot_be(found, truth):
-        raise ValueError(f"{path}: {wrong}")
-    if "labelled" not in given:
-        found = found._replace(labelled=found.rows[truth[found.rows] >= 0])
     return found
-
-
-def _what_cannot_be(given: SplitFile, truth: Int[np.ndarray, " N"]) -> str:
-    """Say what is wrong with the rows of a split file; empty: nothing."""
-    starts = given.starts
-    if len(starts) < 2 or starts[0] != 0 or starts[-1] != len(given.rows):
-        return (
-            f"starts must begin with 0 and end with the number of rows, {len(given.rows):,}; it is "
-            f"{starts[:1].tolist()} to {starts[-1:].tolist()}"
-        )
-    if (np.diff(starts) < 0).any():
-        return f"starts falls behind client {int(np.argmax(np.diff(starts) < 0))}"
-    if len(given.test_client) != len(given.test):
-        return (
-            f"test_client has {len(given.test_client):,} clients for {len(given.test):,} test "
-            "examples"
-        )
-    client = np.repeat(np.arange(len(starts) - 1), np.diff(starts))
-    places = [f"at client {number}" for number in range(len(starts) - 1)]
-    uses = {"at the server": given.server, "for validation": given.validation}
-    uses["for testing"] = given.test
-    for what, rows in uses.items():
-        client = np.append(client, np.full(len(rows), len(places)))
-        places.append(what)
-    rows = np.concatenate([given.rows, *uses.values()])
-    outside = np.flatnonzero((rows < 0) | (rows >= len(truth)))
-    if len(outside):
-        return (
-            f"row {rows[outside[0]]:,} {places[client[outside[0]]]} is outside; rows are 0 to "
-            f"{len(truth) - 1:,}"
-        )
-    order = np.argsort(rows, kind="stable")
-    again = np.flatnonzero(np.diff(rows[order]) == 0)
-    if len(again):
-        first, second = order[again[0] : again[0] + 2]
-        return (
-            f"row {rows[first]:,} is {places[client[first]]} and again {places[client[second]]}; "
-            "an example has one place"
-        )
-    nowhere = np.setdiff1d(given.labelled, given.rows)
-    if len(nowhere):
-        return f"row {nowhere[0]:,} is labelled, but at no client"
-    return ""
 
 
 def federate_by_file(
@@ -300,39 +222,28 @@ def federate_by_file(
         first.
 
     Raises:
-        ValueError: as `read_split`, or a label is to be seen that the dataset does not have.
+        ValueError: as `read_split`, or the file was changed since it was written.
     """
     given = read_split(path, dataset)
     truth = _labels(dataset)
+    used = np.concatenate([given.rows, given.server, given.validation, given.test])
+    changed = f"{path} was changed since it was written; write it again by fedjax-ssl data split"
+    if used.min(initial=0) < 0 or used.max(initial=0) >= len(truth):
+        raise ValueError(changed)
     seen = np.zeros(len(truth), bool)
     seen[given.labelled] = True
     sees = seen[given.rows]
     seen[given.server] = True
-    unknown = np.flatnonzero(seen & (truth < 0))
-    if len(unknown):
-        raise ValueError(
-            f"{path}: row {unknown[0]:,} is labelled, but {dataset.name!r} has no label for it"
-        )
     sizes = np.diff(given.starts)
     client = np.repeat(np.arange(len(sizes)), sizes)
     with_label = np.bincount(client[sees], minlength=len(sizes))
-    needed = (
-        int(with_label.max(initial=0)),
-        int((sizes - with_label).max(initial=0)),
-        int(sizes.max(initial=1)),
-        len(given.test),
-        len(given.validation),
-        len(given.server),
-    )
-    widths = np.maximum(given.widths, needed).tolist() if len(given.widths) == 6 else needed
-    max_labelled, max_unlabelled, examples, *others = widths
+    max_labelled, max_unlabelled, examples, *others = given.widths.tolist()
     column = np.arange(examples)
     index = np.zeros((len(sizes), examples), np.int32)
     index[column < sizes[:, None]] = given.rows[np.lexsort((~sees, client))]
-    # The dataset's own test examples are brought along where somebody uses them.
-    used = np.concatenate([given.rows, given.server, given.validation, given.test])
     splits = [split.x for split in dataset.splits().values()]
     count = len(truth)
+    # The dataset's own test examples are brought along where somebody uses them.
     if used.max(initial=0) < len(dataset.train):
         splits = splits[:1]
         count = len(dataset.train)
@@ -363,6 +274,8 @@ def federate_by_file(
         coarse_names=dataset.coarse_names or (),
         **tables,
     )
+    if split_hash(dataset, federation) != given.split:
+        raise ValueError(changed)
     if isinstance(inputs, HostInputs):
         loaded = cast(Array, load_examples(inputs, federation))
         federation = dataclasses.replace(federation, inputs=loaded)
@@ -397,12 +310,3 @@ def _owner_of_tests(data: FederatedData, count: int) -> Int[np.ndarray, " T"]:
 def _labels(dataset: Dataset) -> Int[np.ndarray, " N"]:
     """Return the labels of the training examples and then of the test examples."""
     return np.concatenate([split.y for split in dataset.splits().values()])
-
-
-def _sizes(dataset: Dataset) -> tuple[int, int]:
-    """Count training and test examples."""
-    return len(dataset.train), 0 if dataset.test is None else len(dataset.test)
-
-
-def _counted(examples: Sequence[int]) -> str:
-    return f"{examples[0]:,} + {examples[1]:,}"

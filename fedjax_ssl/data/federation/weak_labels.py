@@ -35,7 +35,7 @@ from fedjax_ssl.keys import PRNGKey, named_key
 from fedjax_ssl.registry import check_known
 
 # how sets are filled, see `unlabelled_sets`
-Protocol = Literal["dealt", "equal", "drawn", "clean", "reference"]
+Protocol = Literal["dealt", "equal", "reference"]
 # smallest share before normalization, and factor of the dominant class (FedUL)
 _SCALINGS = 30  # of what sets want, by set and by class
 _LOWEST = 0.1
@@ -291,7 +291,7 @@ def unlabelled_sets(
     7 of its code).
 
     Set m wants the shares U[0.1, 1), that of class m mod K multiplied by 10, normalized. What the
-    method is told are the shares that came out, not those wanted; except with "drawn".
+    method is told are the shares that came out, not those wanted.
 
     Args:
         counts: number of sets of the first, second, ... client with sets; one number for all if
@@ -299,10 +299,7 @@ def unlabelled_sets(
         protocol: "dealt": each class of a client is dealt to its sets in proportion to what they
             want, so that all examples are used once. "equal", as in the paper's text: the same, and
             all sets of a client have one size, but for rounding: what they want is scaled by set
-            and by class until both sums are right. "drawn": every example falls into a set with
-            the probabilities of its class, and what is told are the shares to be expected: in small
-            sets, what came out is another thing. "clean": sets of equal size, disjoint, all smaller
-            by the factor at which every class suffices. "reference", as in the released code: sets
+            and by class until both sums are right. "reference", as in the released code: sets
             of equal size, each drawn anew from all of the client's examples, so that they overlap,
             and smaller where a class is short; with `shared`, wanted shares are the sum of the
             clients' and normalized over the sets.
@@ -324,15 +321,11 @@ def unlabelled_sets(
         wanted = _wanted(named_key(key, "shares"), num_sets, num_classes, most)
         pool = count_groups(holdings.cell, num_clients * num_classes).reshape(num_clients, -1)
         draw_key = named_key(key, "sets")
-        if protocol == "drawn":
-            return _draw_each(draw_key, holdings, num_sets, wanted, pool)
         size = pool.sum(axis=1, dtype=jnp.int32) // jnp.maximum(num_sets, 1)  # of a set
         size = size[:, None, None].astype(wanted.dtype)
         if protocol == "reference":
             quota = jnp.floor(size * wanted + 1e-4).astype(jnp.int32)
             entries = _draw_overlapping(draw_key, holdings, quota, _copies(num_classes))
-        elif protocol == "clean":
-            entries = _draw_disjoint(draw_key, holdings, _clean_quota(wanted, pool, size))
         else:
             if protocol == "equal":
                 wanted = _of_one_size(wanted, pool)
@@ -386,21 +379,6 @@ def _spread(counts: tuple[int, ...], members: Bool[Array, " C"]) -> Int[Array, "
     return jnp.where(members, table[jnp.clip(place, 0, len(counts) - 1)], 0)
 
 
-def _clean_quota(wanted: Array, pool: Array, size: Array) -> Int[Array, "C O K"]:
-    """Examples per set and class: equal sets, smaller by one factor per client.
-
-    A class with less than an example per set would make all sets as good as empty, and is left out.
-    """
-    num_sets = jnp.sum(jnp.any(wanted > 0, axis=2), axis=1, dtype=jnp.int32)
-    enough = pool >= jnp.maximum(num_sets, 1)[:, None]
-    wanted = normalized(jnp.where(enough[:, None, :], wanted, 0.0)) * size
-    needed = wanted.sum(axis=1)
-    some = needed > 0
-    lasting = pool.astype(needed.dtype) / jnp.where(some, needed, 1.0)
-    factor = jnp.minimum(jnp.min(jnp.where(some, lasting, jnp.inf), axis=1), 1.0)
-    return jnp.floor(wanted * factor[:, None, None] + 1e-4).astype(jnp.int32)
-
-
 def _of_one_size(wanted: Array, pool: Array) -> Float[Array, "C O K"]:
     """Examples per set and class whose sums are those of the pool, and alike for all sets of a
     client: what is wanted, scaled in turn (Sinkhorn and Knopp, 1967).
@@ -432,25 +410,6 @@ def _draw_disjoint(key: PRNGKey, holdings: Holdings, quota: Int[Array, "C O K"])
     mine = ends[holdings.client, :, holdings.labels]  # [N, O]
     observation = jnp.sum(rank[:, None] >= mine, axis=1, dtype=jnp.int32)
     return _entries(holdings, (cell >= 0) & (observation < quota.shape[1]), observation)
-
-
-def _draw_each(
-    key: PRNGKey,
-    holdings: Holdings,
-    num_sets: Int[Array, " C"],
-    wanted: Float[Array, "C O K"],
-    pool: Array,
-) -> Observed:
-    """Every example falls into a set by chance; class shares and sizes of the sets are those to
-    be expected.
-    """
-    chances = _shares(wanted, axis=1)  # P(set | class)
-    mine = chances[holdings.client, :, holdings.labels]  # [N, O]
-    entries = _entries(holdings, holdings.eligible, drawn_observations(key, jnp.log(mine)))
-    expected = chances * pool[:, None, :].astype(chances.dtype)
-    return Observed(
-        entries, num_sets, holdings.members, normalized(expected), normalized(expected.sum(axis=2))
-    )
 
 
 def _draw_overlapping(

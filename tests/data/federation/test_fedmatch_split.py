@@ -11,7 +11,7 @@ from fedjax_ssl.data import Dataset, Split, federate, report, with_pooled_splits
 from fedjax_ssl.data.federation.partition import PARTITIONS
 from fedjax_ssl.data.federation.pool import Facts, Pool
 from fedjax_ssl.data.federation.published_partitions import FEDMATCH_MATRIX
-from fedjax_ssl.data.federation.report import class_counts
+from fedjax_ssl.data.federation.report import counts_by_kind
 
 
 def images(count: int, test: int = 0) -> Dataset:
@@ -39,7 +39,7 @@ def test_labels_at_clients_iid() -> None:
     summary = data.summary()
     assert (summary["test_examples"], summary["validation_examples"]) == (3000, 3000)
     assert summary["unused_examples"] == 0
-    counts, labelled = class_counts(data)
+    counts, labelled = (counts_by_kind(data)[kind][:, :-1] for kind in ("examples", "labelled"))
     assert (labelled == 5).all() and (counts == 54).all()
     assert (data.min_labelled, data.max_labelled, data.max_unlabelled) == (50, 50, 490)
     rows = [

@@ -49,29 +49,10 @@ def written(tmp_path, federation):
         return path, dict(content)
 
 
-def by_file(path, dataset, arrays):
+def by_file(path, arrays):
     """The federation of a file with these arrays."""
     np.savez(path, **arrays)
-    return data.federate_by_file(path, dataset)
-
-
-def shuffled(dataset, arrays):
-    """The same examples in another order under other names, and the same split of them."""
-    order = np.random.default_rng(1).permutation(TRAIN)
-    train = Split(dataset.train.x[order], dataset.train.y[order], 3 - dataset.train.client[order])
-    place = np.append(np.argsort(order), np.arange(TRAIN, TRAIN + TEST))
-    names = ("rows", "labelled", "server", "validation", "test")
-    moved = {name: place[arrays[name]] for name in names}
-    clients = np.split(moved["rows"], arrays["starts"][1:-1])[::-1]
-    moved |= {
-        "rows": np.concatenate(clients),
-        "starts": np.cumsum([0, *map(len, clients)]),
-        "test_client": 3 - arrays["test_client"],
-        "examples": arrays["examples"],
-    }
-    test = dataclasses.replace(dataset.test, client=3 - dataset.test.client)
-    named = dataclasses.replace(dataset, train=train, test=test, client_names=tuple("wxyz"))
-    return named, moved
+    return data.federate_by_file(path, DATASET)
 
 
 def test_a_file_gives_the_federation_back(written, federation):
@@ -84,16 +65,25 @@ def test_a_file_gives_the_federation_back(written, federation):
     assert data.holds_validation(path) and not data.holds_validation(path.parent / "none.npz")
 
 
-def test_the_hash_is_of_contents_and_not_of_names_or_orders(written, tmp_path):
-    _, arrays = written
-    other, moved = shuffled(DATASET, arrays)
-    again = by_file(tmp_path / "other.npz", other, moved)
-    assert data.split_hash(other, again) == str(arrays["split"])
-    assert data.client_names(other, again) == ["w", "x", "y", "z"]
+def test_the_hash_is_of_contents_and_not_of_names_or_orders(federation):
+    """The same examples in another order, and clients too, have the hash of before."""
+    order = np.random.default_rng(1).permutation(TRAIN)
+    place = np.append(np.argsort(order), np.arange(TRAIN, TRAIN + TEST))
+    train = Split(DATASET.train.x[order], DATASET.train.y[order], 3 - DATASET.train.client[order])
+    other = dataclasses.replace(DATASET, train=train, client_names=tuple("wxyz"))
+    tables = ("index", "test_index", "valid_index", "server_index")
+    moved = {name: place[np.asarray(getattr(federation, name))] for name in tables}
+    moved["index"] = moved["index"][::-1]
+    for name in ("num_examples", "num_labelled"):
+        moved[name] = np.asarray(getattr(federation, name))[::-1]
+    owner = np.asarray(federation.test_client)
+    moved["test_client"] = np.where(owner < 0, owner, 3 - owner)
+    again = dataclasses.replace(federation, **moved)
+    assert data.split_hash(other, again) == data.split_hash(DATASET, federation)
 
 
-@pytest.mark.parametrize("what", ["label", "client", "test", "owner", "server"])
-def test_the_hash_tells_splits_apart(written, federation, tmp_path, what):
+@pytest.mark.parametrize("what", ["label", "client", "test", "owner", "server", "outside"])
+def test_a_changed_file_is_refused_because_the_hash_tells_splits_apart(written, tmp_path, what):
     _, arrays = written
     if what == "label":
         seen = set(arrays["labelled"].tolist())
@@ -102,15 +92,15 @@ def test_the_hash_tells_splits_apart(written, federation, tmp_path, what):
     elif what == "client":
         arrays["rows"][[-1, 0]] = arrays["rows"][[0, -1]]
     elif what == "test":
-        arrays["validation"], arrays["test"] = arrays["test"][:2], arrays["validation"]
-        arrays["test_client"] = np.full(len(arrays["test"]), -1)
+        arrays["validation"][0], arrays["test"][0] = arrays["test"][0], arrays["validation"][0]
     elif what == "server":
-        arrays["server"], arrays["validation"] = arrays["validation"], []
+        arrays["server"], arrays["widths"] = arrays["validation"], arrays["widths"] + 4
+    elif what == "outside":
+        arrays["rows"][3] = TRAIN + TEST
     else:
         arrays["test_client"] = arrays["test_client"][::-1]
-    del arrays["split"]
-    other = by_file(tmp_path / "other.npz", DATASET, arrays)
-    assert data.split_hash(DATASET, other) != data.split_hash(DATASET, federation)
+    with pytest.raises(ValueError, match=r"other\.npz was changed since it was written; write it"):
+        by_file(tmp_path / "other.npz", arrays)
 
 
 def test_the_hash_knows_sets_by_their_members(federation, with_sets):
@@ -135,56 +125,20 @@ def test_an_example_is_known_by_blake2b_and_by_its_middle_where_inputs_are_large
     assert large[TRAIN + 2].astype("<u8").tobytes() == digest
 
 
-def test_a_file_of_another_project_needs_little(tmp_path):
-    given = {"rows": np.arange(30), "starts": [0, 10, 20, 30], "examples": [TRAIN, TEST]}
-    found = by_file(tmp_path / "s.npz", DATASET, given)
-    assert found.summary()["test_examples"] == TEST and not found.owned_test
-    assert np.asarray(found.num_labelled).tolist() == [10, 10, 10]
-    assert data.client_names(DATASET, found) == ["north", "east", "south"]
-    given["starts"] = [0, 15, 30]
-    mixed = by_file(tmp_path / "s.npz", DATASET, given)
-    assert data.client_names(DATASET, mixed) == ["0", "1"]
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"examples": [60, 8]}, r"a split of toy with 60 \+ 8 examples; 'toy' has 40 \+ 8"),
-        ({"content": "00ff"}, r"other content, or in another order, than 'toy' has here .*00ff"),
-        ({"test": [0, 99]}, r"row 99 for testing is outside; rows are 0 to 47"),
-        (
-            {"test": [40, 3]},
-            r"row 3 is at client 1 and again for testing; an example has one place",
-        ),
-        ({"rows": [0, 1, 2, 3, 0, 5]}, r"row 0 is at client 0 and again at client 1"),
-        ({"labelled": [0, 47]}, r"row 47 is labelled, but at no client"),
-        ({"labelled": [4]}, r"row 4 is labelled, but 'toy' has no label for it"),
-        ({"starts": [0, 5]}, r"starts must begin with 0 and end with the number of rows, 6"),
-        ({"starts": [0, 5, 3, 6]}, r"starts falls behind client 1"),
-        ({"test_client": [0, 1, 2]}, r"test_client has 3 clients for 2 test examples"),
-        ({"rows": [0.5, 1, 2, 3, 4, 5]}, r"rows is float64 \(6,\); give a list of whole numbers"),
-        ({"format": 2}, r"a split file of format 2; this version reads 1"),
-        ({"rows": None}, r"has no rows, which a split file needs"),
-    ],
-)
-def test_what_cannot_be_is_said_in_a_sentence(tmp_path, change, message):
-    y = np.where(np.arange(TRAIN) == 4, -1, LABELS)
-    dataset = dataclasses.replace(DATASET, train=dataclasses.replace(DATASET.train, y=y))
-    given = {"rows": np.arange(6), "starts": [0, 3, 6], "examples": [TRAIN, TEST]}
-    given |= {"test": [40, 41], "labelled": [0, 3], "dataset": "toy", **change}
-    with pytest.raises(ValueError, match=message):
-        by_file(
-            tmp_path / "s.npz",
-            dataset,
-            {name: values for name, values in given.items() if values is not None},
-        )
-
-
-def test_files_that_are_no_split_files_and_splits_that_no_file_holds(tmp_path, with_sets):
+def test_files_that_are_no_split_files_and_splits_that_no_file_holds(
+    tmp_path, federation, with_sets
+):
     with pytest.raises(ValueError, match=r"there is no file .*s\.npz; fedjax-ssl data split"):
         read_split(tmp_path / "s.npz", DATASET)
     (tmp_path / "s.npz").write_bytes(b"no archive")
     with pytest.raises(ValueError, match=r"s\.npz is cut short, damaged or in another format"):
         read_split(tmp_path / "s.npz", DATASET)
+    np.savez(tmp_path / "s.npz", rows=np.arange(3))
+    with pytest.raises(ValueError, match=r"s\.npz is no split file of format 1"):
+        read_split(tmp_path / "s.npz", DATASET)
+    data.write_split(tmp_path / "s.npz", DATASET, federation)
+    other = dataclasses.replace(DATASET, train=dataclasses.replace(DATASET.train, y=1 - LABELS))
+    with pytest.raises(ValueError, match="a split of toy with other content, or in another order"):
+        read_split(tmp_path / "s.npz", other)
     with pytest.raises(ValueError, match="have coarse labels or sets, which a split file does not"):
         data.write_split(tmp_path / "s.npz", DATASET, with_sets)
