@@ -1,6 +1,4 @@
-"""The configs that the package brings. Nothing is imported here: a shell's completion
-asks for the names.
-"""
+"""The configs that the package brings. Nothing is imported here: lists of names are quick."""
 
 from pathlib import Path
 

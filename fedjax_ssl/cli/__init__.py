@@ -28,8 +28,6 @@ class Command(NamedTuple):
     # ^ "module:function", which takes the arguments behind the subcommand and returns an exit code
     line: str  # what it is for
     example: str
-    names: str = ""
-    # ^ "module:function", for completion: returns the words that can stand behind the subcommand
 
 
 COMMANDS = {
@@ -81,21 +79,14 @@ COMMANDS = {
         "fedjax_ssl.cli.listing:main",
         "what a config can name",
         "list methods",
-        "fedjax_ssl.cli.listing:KINDS.copy",
     ),
     "cite": Command(
         "fedjax_ssl.cli.cite:main",
         "print BibTeX of the tool, methods and data",
         "cite xclp",
-        "fedjax_ssl.folder.citations:citations",
     ),
     "new": Command(
         "fedjax_ssl.cli.new:main", "write a folder to start a study from", "new my_study"
-    ),
-    "completion": Command(
-        "fedjax_ssl.cli.completion:main",
-        "print what lets a shell complete this command",
-        "completion bash",
     ),
 }
 UNFINISHED = ("run", "sweep", "reproduce", "features", "bench")  # have more to do than to print
@@ -113,8 +104,6 @@ def main(arguments: list[str] | None = None) -> int:
         Ctrl-C. A process of several has other ends too, see docs/clusters.md.
     """
     arguments = sys.argv[1:] if arguments is None else arguments
-    if "_ARGCOMPLETE" in os.environ:
-        load("fedjax_ssl.cli.completion:complete")()
     if not arguments or arguments[0] in ("-h", "--help"):
         print(usage())
         return 0 if arguments else 2
@@ -172,14 +161,6 @@ class Parser(argparse.ArgumentParser):
     """Errors as everywhere here: one line, the usage where it is short, exit code 2."""
 
     hint: Callable[[str], str]  # about a word that the command does not know
-
-    def options(self) -> list[str]:
-        """Return the long options, without those that argparse adds."""
-        return [
-            option
-            for option in self._option_string_actions
-            if option.startswith("--") and option != "--help"
-        ]
 
     def parse_args(self, args=None, namespace=None):  # type: ignore[override]
         return self._known(*self.parse_known_args(args, namespace))

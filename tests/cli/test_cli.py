@@ -1,6 +1,5 @@
-"""The console command: help without jax, lists, data, a new study, completion."""
+"""The console command: help without jax, lists, data, a new study."""
 
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -30,10 +29,7 @@ def call(capsys, *arguments: str) -> tuple[int, str, str]:
 
 
 def test_what_needs_no_jax_does_not_import_it():
-    asked = [
-        line.split()
-        for line in ("--help", "--version", "completion bash", "list configs", "new --help")
-    ]
+    asked = [line.split() for line in ("--help", "--version", "list configs", "new --help")]
     code = (
         f"import sys; from fedjax_ssl import cli\nfor arguments in {asked!r}:\n    try: "
         "cli.main(arguments)\n    except SystemExit: pass\nsys.exit(any(name in sys.modules for "
@@ -41,42 +37,6 @@ def test_what_needs_no_jax_does_not_import_it():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
     assert done.returncode == 0 and done.stdout, done.stderr
-
-
-@pytest.mark.parametrize(
-    ("line", "expected"),
-    [
-        ("r", {"run", "report"}),
-        (
-            "sweep digits --set method.name=xclp,fedavg --set method.num_n",
-            {"method.num_neighbors="},
-        ),
-        pytest.param(
-            "run digits_xclp --optimizer.name=a",
-            {"--optimizer.name=adam"},
-            marks=pytest.mark.thorough,
-        ),
-    ],
-)
-def test_a_shell_that_asks_is_answered(line, expected):
-    asked = {
-        "_ARGCOMPLETE": "1",
-        "_ARGCOMPLETE_SUPPRESS_SPACE": "1",
-        "_ARGCOMPLETE_IFS": " ",
-        "COMP_TYPE": "9",
-    }
-    asked |= {"COMP_LINE": f"fedjax-ssl {line}", "COMP_POINT": str(len(f"fedjax-ssl {line}"))}
-    # argcomplete answers on 8
-    code = "import os; os.dup2(1, 8); from fedjax_ssl import cli; cli.main([])"
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        capture_output=True,
-        text=True,
-        cwd=ROOT,
-        env=os.environ | asked,
-    )
-    told = set(done.stdout.split())
-    assert expected <= told, done
 
 
 @pytest.mark.parametrize(
