@@ -11,8 +11,8 @@
 network. Settings of papers: `cifar10_METHOD`. No result is stated; a run for a GPU.
 """
 
+import functools
+
 from fedjax_ssl import presets
 
-
-def get_config(argument="fedavg", method=None, rounds=None, place=None):
-    return presets.source("cifar10", argument, method, rounds, place)
+get_config = functools.partial(presets.source, "cifar10")

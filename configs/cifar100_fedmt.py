@@ -11,30 +11,24 @@ copy of it, so no expected result is given and no run may be called a reproducti
 `--config.model.widen=8` is the network that SemiFL uses on CIFAR-100.
 """
 
+from typing import Literal
+
 from fedjax_ssl import config as configs
 from fedjax_ssl import presets
 
-VARIANTS = (
-    "LABELS,MATRIX,SPLIT with MATRIX in {known, estimated} and SPLIT iid or a Dirichlet "
-    "concentration"
-)
 
-
-def get_config(variant="2000,known,iid"):
-    try:
-        labels, matrix, split = variant.split(",")
-        labels = int(labels)
-        alpha = None if split == "iid" else float(split)
-    except ValueError:
-        raise configs.ConfigError(f"configs/cifar100_fedmt.py:{variant}: give {VARIANTS}") from None
-    if matrix not in ("known", "estimated"):
-        raise configs.ConfigError(f"configs/cifar100_fedmt.py:{variant}: give {VARIANTS}")
+@presets.variants
+def get_config(
+    labels: presets.Count = 2000,
+    matrix: Literal["known", "estimated"] = "known",
+    split: presets.Split = "iid",
+):
     config = configs.default("fedmt")
     config.rounds = 800
     config.eval_every = 10
     config.checkpoint_every = 5
     config.data.name = "cifar100"
-    presets.semifl_clients(config, alpha)
+    presets.semifl_clients(config, split)
     config.supervision.name = "coarse"
     config.supervision.correspondence = "superclass"
     config.supervision.server_labels = labels

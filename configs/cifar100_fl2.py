@@ -24,6 +24,4 @@ CIFAR-10. Other differences of settings: docs/methods/others.md.
 
 from fedjax_ssl import presets
 
-
-def get_config(variant="400,iid"):
-    return presets.fl2_on_cifar("cifar100", variant)
+get_config = presets.variants(presets.fl2_on_cifar, "cifar100")

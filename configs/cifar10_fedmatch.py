@@ -24,19 +24,19 @@ A run for a GPU. With CIFAR-10's images stored as JPEG, one seed, the first of t
 docs/methods/fedmatch.md.
 """
 
+from typing import Annotated, Literal
+
 from fedjax_ssl import config as configs
+from fedjax_ssl import presets
+from fedjax_ssl.checks import In
 
 
-def get_config(variant="lc,iid"):
-    where, _, rest = variant.partition(",")
-    split, _, width = rest.partition(",")
-    channels = width or "1"
-    known = where in ("lc", "ls") and split in ("", "iid", "noniid")
-    if not known or not channels.replace(".", "", 1).isdigit():
-        raise configs.ConfigError(
-            f"configs/cifar10_fedmatch.py:{variant}: give lc or ls, then iid or noniid, then the "
-            "share of channels if it is not all: lc,iid,0.25"
-        )
+@presets.variants
+def get_config(
+    where: Literal["lc", "ls"] = "lc",
+    split: Literal["iid", "noniid"] = "iid",
+    channels: Annotated[float, In("(0, 1]")] = 1.0,
+):
     config = configs.default("fedmatch")
     config.rounds = 200
     config.eval_every = 5
@@ -55,7 +55,7 @@ def get_config(variant="lc,iid"):
     )
     config.strong_augment.name = "randaugment_fedmatch"
     config.model.name = "fedmatch_resnet9"
-    config.model.width_factor = float(channels)
+    config.model.width_factor = channels
     config.optimizer.learning_rate = 1e-3
     config.federated.cohort_size = 5
     return config

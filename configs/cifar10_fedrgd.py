@@ -21,18 +21,20 @@ strong view, and unlabelled images of "noniid" are the client's iid part without
 More in docs/methods/others.md.
 """
 
-from fedjax_ssl import config as configs
+from typing import Literal
 
-VARIANTS = ("server", "server,short", "client", "client,noniid")
+from fedjax_ssl import config as configs
+from fedjax_ssl import presets
+
 STEPS_PER_EPOCH = {"server": 1024, "client": 15}
 
 
-def get_config(variant="server"):
-    if variant not in VARIANTS:
-        raise configs.ConfigError(
-            f"configs/cifar10_fedrgd.py:{variant}: give one of {' or '.join(VARIANTS)}"
-        )
-    labels, _, kind = variant.partition(",")
+@presets.variants
+def get_config(
+    labels: Literal["server", "client"] = "server", kind: Literal["short", "noniid"] | None = None
+):
+    if kind not in (None, "short" if labels == "server" else "noniid"):
+        raise configs.ConfigError(f"{labels} has no {kind}; give server,short or client,noniid")
     config = configs.default("fedrgd")
     config.data.name = "cifar10"
     config.data.mean = (0.4914, 0.4822, 0.4465)

@@ -21,6 +21,4 @@ Whether last or best round is not said. Differences of settings: docs/methods/ot
 
 from fedjax_ssl import presets
 
-
-def get_config(variant="40,iid"):
-    return presets.fl2_on_cifar("cifar10", variant)
+get_config = presets.variants(presets.fl2_on_cifar, "cifar10")

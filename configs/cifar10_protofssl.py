@@ -31,25 +31,19 @@ images stored as JPEG, one seed, the first of these has 63.8 % (docs/reproductio
 table's own 447.9 and 52.6 are for --config.method.num_helpers=2. More in docs/methods/protofssl.md.
 """
 
+from typing import Literal
+
 from fedjax_ssl import config as configs
 from fedjax_ssl import presets
 
-NORMS = ("none", "bn", "gn", "sbn")
-NETWORKS = ("resnet8", "resnet17")
-DATASETS = ("cifar10", "svhn", "stl10")
 
-
-def get_config(variant="iid,none,resnet8"):
-    given = variant.split(",")
-    split, norm, network, dataset = (*given, *("iid", "none", "resnet8", "cifar10")[len(given) :])[
-        :4
-    ]
-    if len(given) > 4 or norm not in NORMS or network not in NETWORKS or dataset not in DATASETS:
-        raise configs.ConfigError(
-            f"configs/cifar10_protofssl.py:{variant}: give a split, then one of "
-            f"{', '.join(NORMS)}, one of {', '.join(NETWORKS)} and one of {', '.join(DATASETS)}: "
-            "iid,bn,resnet8,svhn"
-        )
+@presets.variants
+def get_config(
+    split: presets.ProtoSplit = "iid",
+    norm: Literal["none", "bn", "gn", "sbn"] = "none",
+    network: Literal["resnet8", "resnet17"] = "resnet8",
+    dataset: Literal["cifar10", "svhn", "stl10"] = "cifar10",
+):
     config = configs.default("protofssl")
     presets.protofssl_split(config, dataset, split)
     config.rounds = 300

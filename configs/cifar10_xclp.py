@@ -11,27 +11,18 @@ expected result is given. 90 % of the training images are used, the rest is the 
 which the reported round is chosen.
 """
 
+from typing import Literal
+
 from fedjax_ssl import config as configs
-
-VARIANTS = (
-    "labels in {1000, 5000}, clients with labels in {50, 100}, iid or noniid, for example "
-    "5000,100,iid"
-)
+from fedjax_ssl import presets
 
 
-def get_config(variant="5000,100,iid"):
-    try:
-        labels, labelled_clients, split = variant.split(",")
-        labels = int(labels)
-        labelled_clients = int(labelled_clients)
-    except ValueError:
-        raise configs.ConfigError(f"configs/cifar10_xclp.py:{variant}: give {VARIANTS}") from None
-    if (
-        labels not in (1000, 5000)
-        or labelled_clients not in (50, 100)
-        or split not in ("iid", "noniid")
-    ):
-        raise configs.ConfigError(f"configs/cifar10_xclp.py:{variant}: give {VARIANTS}")
+@presets.variants
+def get_config(
+    labels: Literal[1000, 5000] = 5000,
+    labelled_clients: Literal[50, 100] = 100,
+    split: Literal["iid", "noniid"] = "iid",
+):
     config = configs.default("xclp")
     config.rounds = 3000
     config.eval_every = 10

@@ -11,6 +11,4 @@
 
 from fedjax_ssl import presets
 
-
-def get_config(split="0.1"):
-    return presets.sage_on_cifar("cinic10", split)
+get_config = presets.variants(presets.sage_on_cifar, "cinic10", "sage")

@@ -14,8 +14,8 @@ method learns from those. 80 rounds, all but one writer in each, views as in the
 Results of a comparison: docs/results.md.
 """
 
+import functools
+
 from fedjax_ssl import presets
 
-
-def get_config(argument="fedavg", method=None, rounds=None, place=None):
-    return presets.source("digits", argument, method, rounds, place)
+get_config = functools.partial(presets.source, "digits")

@@ -13,12 +13,10 @@ from fedjax_ssl import config as configs
 from fedjax_ssl import presets
 
 
-def get_config(labelled_writers=None):
-    count = labelled_writers or "1"
-    if not count.isdigit() or int(count) < 1:
-        raise configs.ConfigError(f"labelled writers are {count!r}; give a number of at least 1")
+@presets.variants
+def get_config(labelled_writers: presets.Count = 1):
     config = configs.default("cbafed")
     config.data.test_clients = 3
     config.supervision.name = "all"
-    config.supervision.labelled_clients = int(count)
+    config.supervision.labelled_clients = labelled_writers
     return presets.recommend(config, "all")

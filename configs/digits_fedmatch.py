@@ -14,15 +14,14 @@ augmentation. Helpers in every other round, since 60 rounds have few tenths. Res
 docs/methods/fedmatch.md. Not an experiment of the paper.
 """
 
+from typing import Literal
+
 from fedjax_ssl import config as configs
 from fedjax_ssl import presets
 
 
-def get_config(where="lc"):
-    if where not in ("lc", "ls"):
-        raise configs.ConfigError(
-            f"configs/digits_fedmatch.py:{where}: give lc (labels at clients) or ls (at the server)"
-        )
+@presets.variants
+def get_config(where: Literal["lc", "ls"] = "lc"):
     config = configs.default("fedmatch")
     config.data.test_clients = 3
     config.data.validation_fraction = 0.1

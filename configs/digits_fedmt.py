@@ -16,23 +16,17 @@ The digits: 11 writers train with coarse labels, 3 writers that were never seen 
 docs/methods/fedmt.md. Not an experiment of the paper.
 """
 
-from fedjax_ssl import config as configs
+from typing import Literal
+
 from fedjax_ssl import presets
 
-MATRICES = ("known", "estimated", "fedtrans")
-VARIANTS = (
-    "LABELS,SPACE,MATRIX with SPACE in {shape, parity, halves} and MATRIX in {known, estimated, "
-    "fedtrans}"
-)
 
-
-def get_config(variant="20,shape,known"):
-    parts = variant.split(",")
-    if len(parts) != 3 or parts[1] not in ("shape", "parity", "halves") or parts[2] not in MATRICES:
-        raise configs.ConfigError(
-            f"configs/digits_fedmt.py:{variant}: give {VARIANTS}, for example 20,shape,known"
-        )
-    labels, space, matrix = parts
+@presets.variants
+def get_config(
+    labels: presets.Count = 20,
+    space: presets.Space = "shape",
+    matrix: Literal["known", "estimated", "fedtrans"] = "known",
+):
     if matrix == "fedtrans":  # which uses no matrix
         return presets.digits_with_coarse_labels("fedtrans", labels, space)
     config = presets.digits_with_coarse_labels("fedmt", labels, space)

@@ -14,12 +14,14 @@ digits as a test. `test_client_accuracy` is that of their own heads, `test_accur
 mean of all heads. A baseline of FedMT, see docs/methods/fedmt.md; not an experiment of a paper.
 """
 
-from fedjax_ssl import config as configs
+from typing import Literal
+
 from fedjax_ssl import presets
 
 
-def get_config(variant="20,shape"):
-    if variant == "class":
+@presets.variants
+def get_config(labels: presets.Count | Literal["class"] = 20, space: presets.Space = "shape"):
+    if labels == "class":
         config = presets.digits_by_writer("fedrep")
         config.method.labels = "class"
         config.data.test_clients = 0
@@ -29,10 +31,4 @@ def get_config(variant="20,shape"):
         config.optimizer.learning_rate = 0.1
         config.optimizer.batch_size = 10
         return config
-    labels, _, space = variant.partition(",")
-    if space not in ("shape", "parity", "halves"):
-        raise configs.ConfigError(
-            f"configs/digits_fedrep.py:{variant}: give LABELS,SPACE with SPACE in shape, parity, "
-            "halves, or class"
-        )
     return presets.digits_with_coarse_labels("fedrep", labels, space)

@@ -15,10 +15,13 @@ Strong views are shifted by up to a pixel, weak ones are the images, which are 8
 seed, time and hardware: docs/methods/others.md. Not an experiment of the paper.
 """
 
+from typing import Literal
+
 from fedjax_ssl import presets
 
 
-def get_config(labels="100"):
+@presets.variants
+def get_config(labels: presets.Count | Literal["client"] = 100):
     if labels == "client":
         return presets.digits_by_writer("fedrgd")
     return presets.digits_with_server("fedrgd", labels)

@@ -16,11 +16,19 @@ in the paper, its own predictions fall into one class here.
 Result over 3 seeds, time and hardware: docs/methods/fedul.md. Not an experiment of the paper.
 """
 
+from typing import Annotated, Literal
+
 from fedjax_ssl import presets
+from fedjax_ssl.checks import Whole
 
 
-def get_config(argument=None):
-    config = presets.unlabelled_sets(argument)
+@presets.variants
+def get_config(
+    sets: Annotated[int, Whole(2)] = 10,
+    split: Literal["iid", "noniid"] = "iid",
+    method: presets.FedulMethod = "fedul",
+):
+    config = presets.unlabelled_sets(sets, split, method)
     config.eval_every = 5
     config.data.test_fraction = 0.2
     config.model.hidden = (64,)

@@ -13,6 +13,4 @@ docs/methods/baselines.md. Not an experiment of the paper.
 
 from fedjax_ssl import presets
 
-
-def get_config(labels=None):
-    return presets.digits_consistency("fixmatch", labels)
+get_config = presets.variants(presets.digits_consistency, "fixmatch")

@@ -13,6 +13,4 @@ experiment of the paper.
 
 from fedjax_ssl import presets
 
-
-def get_config(server_labels=None):
-    return presets.digits_with_server("fl2", server_labels)
+get_config = presets.variants(presets.digits_with_server, "fl2")

@@ -13,6 +13,4 @@ is sent as well. See docs/methods/baselines.md. Not an experiment of the paper.
 
 from fedjax_ssl import presets
 
-
-def get_config(labels=None):
-    return presets.digits_consistency("mean_teacher", labels)
+get_config = presets.variants(presets.digits_consistency, "mean_teacher")

@@ -19,8 +19,9 @@ Result over 5 seeds, time and hardware: docs/methods/mixed.md. Not an experiment
 from fedjax_ssl import presets
 
 
-def get_config(variant=None):
-    config = presets.mixed_federation(variant or "mixed", labelled=2, coarse=4, sets=3)
+@presets.variants
+def get_config(variant: presets.Mixed = "mixed"):
+    config = presets.mixed_federation(variant, labelled=2, coarse=4, sets=3)
     config.data.test_clients = 3
     config.supervision.labels = 10
     config.supervision.correspondence = "shape"

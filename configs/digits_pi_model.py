@@ -13,6 +13,4 @@ Not an experiment of the paper.
 
 from fedjax_ssl import presets
 
-
-def get_config(labels=None):
-    return presets.digits_consistency("pi_model", labels)
+get_config = presets.variants(presets.digits_consistency, "pi_model")

@@ -20,7 +20,8 @@ hardware: docs/results.md.
 from fedjax_ssl import presets
 
 
-def get_config(variant="inputs"):
+@presets.variants
+def get_config(variant: presets.OneShot = "inputs"):
     config = presets.one_shot(variant, rounds=80)
     config.optimizer.learning_rate = 0.3
     config.optimizer.local_epochs = 5

@@ -10,11 +10,14 @@ test. Needs `pip install 'fedjax_ssl[privacy]'`. Results: docs/privacy.md. Not a
 paper.
 """
 
+from typing import Annotated, Literal
+
 from fedjax_ssl import presets
-from fedjax_ssl.config import ConfigError
+from fedjax_ssl.checks import In
 
 
-def get_config(epsilon="8"):
+@presets.variants
+def get_config(epsilon: Annotated[float, In("(0, inf)")] | Literal["none", "noise"] = 8.0):
     config = presets.digits_by_writer("fedavg", "all")
     config.rounds = 40
     config.partition.update(name="iid", num_clients=100)
@@ -29,10 +32,5 @@ def get_config(epsilon="8"):
     if epsilon == "noise":  # as a sweep over it gives it
         config.privacy.noise = 1.6
         return config
-    try:
-        config.privacy.epsilon = float(epsilon)
-    except ValueError:
-        raise ConfigError(
-            f"epsilon is {epsilon!r}; give a number above 0, noise, or none"
-        ) from None
+    config.privacy.epsilon = epsilon
     return config

@@ -14,17 +14,15 @@ the number of features, as there, it learns slowly with this small network. Resu
 docs/methods/protofssl.md. Not an experiment of the paper.
 """
 
-from fedjax_ssl import config as configs
+from typing import Annotated
+
 from fedjax_ssl import presets
+from fedjax_ssl.checks import Whole
 
 
-def get_config(labels="3"):
-    if not labels.isdigit() or int(labels) < 2:
-        raise configs.ConfigError(
-            f"labels per digit and writer are {labels!r}; give a number of at least 2, for "
-            "support and query"
-        )
+@presets.variants
+def get_config(labels: Annotated[int, Whole(2)] = 3):  # for support and query
     config = presets.digits_by_writer("protofssl")
     config.supervision.name = "per_class"
-    config.supervision.labels = int(labels)
+    config.supervision.labels = labels
     return presets.recommend(config, "per_class")

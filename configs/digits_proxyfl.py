@@ -11,6 +11,4 @@ experiment of the paper.
 
 from fedjax_ssl import presets
 
-
-def get_config(labels=None):
-    return presets.digits_by_writer("proxyfl", labels)
+get_config = presets.variants(presets.digits_by_writer, "proxyfl")

@@ -13,6 +13,4 @@ at the server do not reach. See docs/methods/baselines.md. Not an experiment of 
 
 from fedjax_ssl import presets
 
-
-def get_config(labels=None):
-    return presets.digits_consistency("pseudo_label", labels)
+get_config = presets.variants(presets.digits_consistency, "pseudo_label")

@@ -11,6 +11,4 @@ docs/methods/fedmt.md. Not an experiment of the paper.
 
 from fedjax_ssl import presets
 
-
-def get_config(server_labels=None):
-    return presets.digits_with_server("semifl", server_labels)
+get_config = presets.variants(presets.digits_with_server, "semifl")

@@ -10,6 +10,4 @@ Result over 5 seeds, time and hardware: docs/methods/fedmt.md. Not an experiment
 
 from fedjax_ssl import presets
 
-
-def get_config(server_labels=None):
-    return presets.digits_with_server("single", server_labels)
+get_config = presets.variants(presets.digits_with_server, "single")

@@ -14,6 +14,4 @@ experiment of the paper.
 
 from fedjax_ssl import presets
 
-
-def get_config(labels=None):
-    return presets.digits_consistency("uda", labels)
+get_config = presets.variants(presets.digits_consistency, "uda")

@@ -14,6 +14,4 @@ Result over 5 seeds, time and hardware: docs/results.md. Not an experiment of th
 
 from fedjax_ssl import presets
 
-
-def get_config(labels=None):
-    return presets.digits_by_writer("xclp", labels)
+get_config = presets.variants(presets.digits_by_writer, "xclp")

@@ -13,8 +13,8 @@ coarse, sets, mixed and all. Without clients: --partition.name=iid --partition.n
 linear head; 60 rounds of all clients.
 """
 
+import functools
+
 from fedjax_ssl import presets
 
-
-def get_config(argument="fedavg", method=None, rounds=None, place=None):
-    return presets.source("features", argument, method, rounds, place)
+get_config = functools.partial(presets.source, "features")

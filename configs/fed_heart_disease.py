@@ -10,19 +10,21 @@ hospital's own training rows; the table of all strategies is experiments/fed_hea
 METHOD,LABELS: few labels, softmax regression, 60 rounds of 5 local epochs.
 """
 
+from typing import Literal
+
 from fedjax_ssl import config as configs
 from fedjax_ssl import presets
 
 
-def get_config(argument=None):
-    method, _, labels = (argument or "fedavg").partition(",")
+@presets.variants
+def get_config(method: str | None = None, labels: presets.Count | Literal["all"] = "all"):
     shared = configs.default()
     shared.data.update(name="fed_heart_disease", standardize="client")
-    if argument:
+    if method:
         shared.model.name = "linear"
         shared.optimizer.update(learning_rate=0.03, local_epochs=5, batch_size=10)
-        if labels not in ("", "all"):
-            shared.supervision.update(name="per_client", labels=int(labels))
+        if labels != "all":
+            shared.supervision.update(name="per_client", labels=labels)
         config = presets.of_method(method, shared, shared_optimizer=True)
         config.rounds = 60
         config.eval_every = 60

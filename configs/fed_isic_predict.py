@@ -21,7 +21,8 @@ crops in `fedjax-ssl reproduce xclp-table1`; L, k, alpha are ours. The metric is
 It needs the data and a GPU.
 """
 
-from fedjax_ssl import config as configs
+from typing import Literal
+
 from fedjax_ssl import presets
 
 VARIANTS = {
@@ -35,11 +36,10 @@ VARIANTS = {
 ROUNDS = 18_413 // 6 // 64 * 20 // 100  # 9
 
 
-def get_config(variant="features"):
-    if variant not in VARIANTS:
-        raise configs.ConfigError(
-            f"configs/fed_isic_predict.py has no variant {variant!r}; it has: {', '.join(VARIANTS)}"
-        )
+@presets.variants
+def get_config(
+    variant: Literal["features", "pretrained", "finetuned", "left_out"] = "features",
+):
     config = presets.one_shot(VARIANTS[variant], rounds=0 if variant == "pretrained" else ROUNDS)
     config.data.client_test_fraction = 0.0  # FLamby's own test images are the new ones
     if variant == "features":

@@ -11,8 +11,8 @@
 network. The files: docs/data.md; not run yet, a run for a GPU.
 """
 
+import functools
+
 from fedjax_ssl import presets
 
-
-def get_config(argument="fedavg", method=None, rounds=None, place=None):
-    return presets.source("femnist", argument, method, rounds, place)
+get_config = functools.partial(presets.source, "femnist")

@@ -18,18 +18,15 @@ The paper's numbers are in its Table 6. Results of `glyphs`, which are not FEMNI
 hardware: docs/results.md.
 """
 
-from fedjax_ssl import config as configs
+from typing import Literal
+
 from fedjax_ssl import presets
 
 
-def get_config(argument="inputs,femnist"):
-    variant, _, data = argument.partition(",")
-    if data not in ("", "femnist", "glyphs"):
-        raise configs.ConfigError(
-            f"configs/femnist_predict.py has no data {data!r}; it has: femnist, glyphs"
-        )
+@presets.variants
+def get_config(variant: presets.OneShot = "inputs", data: Literal["femnist", "glyphs"] = "femnist"):
     config = presets.one_shot(variant, rounds=60 if data == "glyphs" else 500)
-    config.data.name = data or "femnist"
+    config.data.name = data
     config.model.name = "mlp"
     config.model.hidden = (128,)
     config.model.activation = "none"

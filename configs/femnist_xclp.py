@@ -10,14 +10,14 @@ prediction, not for training, so there is no published number to compare with. R
 time and hardware: docs/results.md.
 """
 
+from typing import Literal
+
 from fedjax_ssl import config as configs
+from fedjax_ssl import presets
 
 
-def get_config(data="femnist"):
-    if data not in ("femnist", "glyphs"):
-        raise configs.ConfigError(
-            f"configs/femnist_xclp.py has no variant {data!r}; it has: femnist, glyphs"
-        )
+@presets.variants
+def get_config(data: Literal["femnist", "glyphs"] = "femnist"):
     config = configs.default("xclp")
     config.data.name = data
     config.rounds = 1000 if data == "femnist" else 60

@@ -14,8 +14,8 @@ but for 10 of each client; likewise per_class, server, sets, mixed and all. With
 network; weak views are shifted, --augment.name=crop_flip flips them too. 60 rounds of all clients.
 """
 
+import functools
+
 from fedjax_ssl import presets
 
-
-def get_config(argument="fedavg", method=None, rounds=None, place=None):
-    return presets.source("folder", argument, method, rounds, place)
+get_config = functools.partial(presets.source, "folder")

@@ -12,8 +12,8 @@ download: 100 writers.
 network. Accuracies are not FEMNIST's. Results of a comparison: docs/results.md.
 """
 
+import functools
+
 from fedjax_ssl import presets
 
-
-def get_config(argument="fedavg", method=None, rounds=None, place=None):
-    return presets.source("glyphs", argument, method, rounds, place)
+get_config = functools.partial(presets.source, "glyphs")

@@ -12,8 +12,8 @@ clients, two hidden layers of 200. An .npz file with Keras' arrays in place of t
 --data.name=npz --data.path=mnist.npz. Results of a comparison: docs/results.md.
 """
 
+import functools
+
 from fedjax_ssl import presets
 
-
-def get_config(argument="fedavg", method=None, rounds=None, place=None):
-    return presets.source("mnist", argument, method, rounds, place)
+get_config = functools.partial(presets.source, "mnist")

@@ -16,16 +16,15 @@ The paper's numbers (mean of the local models' test accuracy, 77.95 % with label
 the mean of local models. A run for a GPU.
 """
 
+from typing import Annotated, Literal
+
 from fedjax_ssl import config as configs
+from fedjax_ssl import presets
+from fedjax_ssl.checks import In
 
 
-def get_config(variant="lc"):
-    where, _, width = variant.partition(",")
-    channels = width or "1"
-    if where not in ("lc", "ls") or not channels.replace(".", "", 1).isdigit():
-        raise configs.ConfigError(
-            f"configs/mnist_fedmatch.py:{variant}: give lc or ls, and a share of the channels: lc,1"
-        )
+@presets.variants
+def get_config(where: Literal["lc", "ls"] = "lc", channels: Annotated[float, In("(0, 1]")] = 1.0):
     config = configs.default("fedmatch")
     config.rounds = 100
     config.eval_every = 10
@@ -44,7 +43,7 @@ def get_config(variant="lc"):
     )
     config.strong_augment.name = "randaugment_fedmatch"
     config.model.name = "fedmatch_resnet9"
-    config.model.width_factor = float(channels)
+    config.model.width_factor = channels
     config.model.pad = 2
     config.model.colours = True
     config.optimizer.learning_rate = 1e-3

@@ -16,15 +16,23 @@ there: the 12,000 validation images, by which the round is chosen, are the same 
 drawn by class, not the last ones of the file; `fedavg`, with a tenth of the labels, has no L1 term.
 """
 
+from typing import Annotated, Literal
+
 from fedjax_ssl import presets
+from fedjax_ssl.checks import Whole
 
 # By sets, as in the authors' code. The paper's Table D.4 prints 5e-5 for 20 sets:
 # --config.method.l1=5e-5.
 L1 = {10: 1e-5, 20: 5e-6, 40: 2e-6}
 
 
-def get_config(argument=None):
-    config = presets.unlabelled_sets(argument)
+@presets.variants
+def get_config(
+    sets: Annotated[int, Whole(2)] = 10,
+    split: Literal["iid", "noniid"] = "iid",
+    method: presets.FedulMethod = "fedul",
+):
+    config = presets.unlabelled_sets(sets, split, method)
     config.rounds = 100
     config.data.name = "mnist"
     config.data.validation_fraction = 0.2

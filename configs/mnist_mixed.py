@@ -16,8 +16,9 @@ Measured at a smaller scale, on what hardware: docs/methods/mixed.md. Not an exp
 from fedjax_ssl import presets
 
 
-def get_config(variant=None):
-    config = presets.mixed_federation(variant or "mixed", labelled=4, coarse=14, sets=14)
+@presets.variants
+def get_config(variant: presets.Mixed = "mixed"):
+    config = presets.mixed_federation(variant, labelled=4, coarse=14, sets=14)
     config.rounds = 100
     config.data.name = "mnist"
     config.partition.name = "iid"

@@ -15,8 +15,8 @@ images --model.name=cnn --augment.name=shift --strong_augment.name=fixmatch. 60 
 clients.
 """
 
+import functools
+
 from fedjax_ssl import presets
 
-
-def get_config(argument="fedavg", method=None, rounds=None, place=None):
-    return presets.source("npz", argument, method, rounds, place)
+get_config = functools.partial(presets.source, "npz")

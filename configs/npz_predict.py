@@ -15,21 +15,20 @@ place of `inputs`, graphs are built on the features of a network that FedAvg tra
 results: docs/results.md.
 """
 
-from fedjax_ssl import config as configs
+from typing import Literal
+
 from fedjax_ssl import presets
 
 
-def get_config(argument="inputs,given"):
-    variant, _, examples = argument.partition(",")
-    if examples not in ("", "given", "hold_out", "iid"):
-        raise configs.ConfigError(
-            f"configs/npz_predict.py has no {examples!r}; it has: given, hold_out, iid"
-        )
+@presets.variants
+def get_config(
+    variant: presets.OneShot = "inputs", examples: Literal["given", "hold_out", "iid"] = "given"
+):
     config = presets.one_shot(variant, rounds=60)
     config.data.name = "npz"
     config.data.path = "data.npz"
     config.eval_every = 20
-    if examples in ("", "given") and variant != "left_out":
+    if examples == "given" and variant != "left_out":
         config.data.client_test_fraction = 0.0
         config.supervision.name = "all"
         config.supervision.fraction = None

@@ -17,13 +17,11 @@ A GPU with 80 GB; not run on the real data.
 """
 
 from fedjax_ssl import config as configs
+from fedjax_ssl import presets
 
 
-def get_config(hospitals=None):
-    if not (hospitals or "24").isdigit():
-        raise configs.ConfigError(
-            f"hospitals per health system is {hospitals!r}; give a number, for example 24"
-        )
+@presets.variants
+def get_config(hospitals: presets.Count = 24):
     config = configs.default("fedul")
     config.rounds = 100
     config.eval_every = 1
@@ -33,7 +31,7 @@ def get_config(hospitals=None):
     config.partition.name = "iid"
     config.partition.num_clients = 5
     config.supervision.name = "sets"
-    config.supervision.sets = int(hospitals or "24")
+    config.supervision.sets = hospitals
     config.supervision.protocol = "equal"
     config.augment.name = "crop_flip"
     config.augment.pixels = 0

@@ -14,6 +14,4 @@ Differences of settings: docs/methods/others.md.
 
 from fedjax_ssl import presets
 
-
-def get_config(split="0.1"):
-    return presets.sage_on_cifar("svhn", split, "proxyfl")
+get_config = presets.variants(presets.sage_on_cifar, "svhn", "proxyfl")

@@ -12,8 +12,8 @@ for 10 of each client; likewise per_class, server, sets, mixed and all. Without 
 or a whole client, --data.left_out_client=NAME. One hidden layer. 60 rounds of all clients.
 """
 
+import functools
+
 from fedjax_ssl import presets
 
-
-def get_config(argument="fedavg", method=None, rounds=None, place=None):
-    return presets.source("table", argument, method, rounds, place)
+get_config = functools.partial(presets.source, "table")

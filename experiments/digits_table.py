@@ -13,9 +13,7 @@ Leaves digits_table.md (means and sample standard deviations over the seeds), di
 """
 
 import argparse
-import inspect
 import math
-import runpy
 import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -27,7 +25,6 @@ from tables import MISSING, facts, leave, markdown, parser_of, positive, spread,
 from fedjax_ssl import config as configs
 from fedjax_ssl import folder, methods
 from fedjax_ssl.command_line import use_compilation_cache
-from fedjax_ssl.shipped import shipped_configs
 
 BASELINE = "fedavg"
 CSV = ("method", "labels_per_writer", "seed", "test_accuracy", "pseudo_label_accuracy")
@@ -245,11 +242,11 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
 
 def _takes_labels(name: str) -> bool:
     """Whether there is such a config and its argument is the number of labels per writer."""
-    path = shipped_configs().get(name)
-    return (
-        path is not None
-        and "labels" in inspect.signature(runpy.run_path(str(path))["get_config"]).parameters
-    )
+    try:
+        section = configs.load(f"{name}:5").supervision
+    except configs.ConfigError:
+        return False
+    return section.labels == 5 and section.name in ("per_client", "per_class")
 
 
 if __name__ == "__main__":

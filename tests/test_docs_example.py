@@ -42,7 +42,7 @@ def recipe(monkeypatch: pytest.MonkeyPatch) -> str:
 
 @pytest.mark.thorough
 def test_entropy_term_makes_predictions_surer_and_the_network_learns(recipe: str) -> None:
-    config = presets.digits_by_writer(recipe, "5")
+    config = presets.digits_by_writer(recipe, 5)
     config.rounds = config.eval_every = 6
     config.method.warmup_rounds = 3
     train = make_train(config)

@@ -94,7 +94,7 @@ def test_a_run_leaves_everything_in_its_folder_and_goes_on_there(start, tmp_path
         ),
         (
             (f"--config={CONFIGS / 'femnist_xclp.py'}:glyps",),
-            ("no variant 'glyps'", "femnist, glyphs"),
+            ("data is 'glyps'", "data: femnist or glyphs"),
         ),
         (
             ("--config=configs/digits_fedavg.py",),

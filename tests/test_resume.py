@@ -20,7 +20,7 @@ run(experiment(), sys.argv[1])
 
 
 def experiment(**fields):
-    config = presets.digits_by_writer("network_pseudo_label", "2")
+    config = presets.digits_by_writer("network_pseudo_label", 2)
     config.rounds = ROUNDS
     config.eval_every = 1
     config.method.warmup_rounds = 3

@@ -15,7 +15,7 @@ from fedjax_ssl.runs.shared import Shared
 
 
 def program(**fields):
-    config = presets.digits_by_writer("fedavg", "2")
+    config = presets.digits_by_writer("fedavg", 2)
     config.rounds = 6
     config.optimizer.local_epochs = 1
     config.update_from_flattened_dict(fields)

@@ -14,7 +14,7 @@ from fedjax_ssl.train import make_train, over_seeds
 
 
 def config(**fields):
-    config = presets.digits_by_writer("fedavg", "2")
+    config = presets.digits_by_writer("fedavg", 2)
     config.rounds = 2
     config.eval_every = 2
     config.optimizer.local_epochs = 1

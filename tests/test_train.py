@@ -15,7 +15,7 @@ from fedjax_ssl.train import make_train
 
 
 def experiment(method="fedavg", **fields):
-    config = presets.digits_by_writer(method, "2")
+    config = presets.digits_by_writer(method, 2)
     config.rounds = 5
     config.eval_every = 2
     config.optimizer.local_epochs = 1

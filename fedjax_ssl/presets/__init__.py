@@ -4,6 +4,7 @@
 # mypy: implicit-reexport
 
 from fedjax_ssl.presets.cifar import (
+    ProtoSplit,
     cbafed_on_cifar,
     fl2_on_cifar,
     protofssl_split,
@@ -11,6 +12,7 @@ from fedjax_ssl.presets.cifar import (
     semifl_clients,
 )
 from fedjax_ssl.presets.digits import (
+    Space,
     digits_by_writer,
     digits_consistency,
     digits_with_coarse_labels,
@@ -20,8 +22,12 @@ from fedjax_ssl.presets.digits import (
 from fedjax_ssl.presets.federations import (
     FEDUL_METHODS,
     MIXED_VARIANTS,
+    FedulMethod,
+    Mixed,
+    OneShot,
     mixed_federation,
     one_shot,
     unlabelled_sets,
 )
 from fedjax_ssl.presets.sources import federation, of_method, personal_glyphs, source
+from fedjax_ssl.presets.variants import Count, Split, variants

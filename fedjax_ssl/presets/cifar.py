@@ -2,11 +2,14 @@
 papers and codes.
 """
 
+from typing import Literal
+
 import ml_collections
 
 from fedjax_ssl.config import ConfigError, default
 from fedjax_ssl.data.federation.published_partitions import FEDMATCH_SHARES
 from fedjax_ssl.methods.parts.recommended import SEMIFL_OPTIMIZERS
+from fedjax_ssl.presets.variants import Count, Split
 
 # (FL)^2's mean and deviation, pixels in [0, 1].
 FL2_MEAN = {"cifar10": (0.485, 0.456, 0.406), "cifar100": (129.3 / 255, 124.1 / 255, 112.4 / 255)}
@@ -42,7 +45,7 @@ SKEWED_LABELS = (23, 5, 5, 5, 3, 3, 3, 3, 0, 0)
 SKEWED = (243, 49, 49, 49, 25, 25, 25, 25, 0, 0)
 STL10_LABELS = 10
 STL10_UNLABELLED = 980
-SPLITS = (
+ProtoSplit = Literal[
     "iid",
     "noniid",
     "xnid",
@@ -51,26 +54,25 @@ SPLITS = (
     "iid_overlap",
     "noniid_overlap",
     "xnid_overlap",
-)
+]
 
 
-def fl2_on_cifar(dataset: str, variant: str) -> ml_collections.ConfigDict:
+def fl2_on_cifar(
+    dataset: str, labels: Count | None = None, split: Split = "iid"
+) -> ml_collections.ConfigDict:
     """(FL)^2: labels at the server, 100 clients without any, 10 per round.
 
     Args:
         dataset: "cifar10" (WRN-28-2, radius 0.1) or "cifar100" (WRN-28-8, radius 1).
-        variant: labels at the server and the split, "iid" or a Dirichlet concentration: "40,0.1".
-
-    Raises:
-        ConfigError: it is something else.
+        labels: at the server; by default four of each class.
+        split: "iid" or a Dirichlet concentration.
     """
-    labels, alpha = _labels_and_split(variant)
     config = default("fl2")
     small = dataset == "cifar10"
     config.update(rounds=800, eval_every=10, checkpoint_every=5)
     config.data.update(name=dataset, mean=FL2_MEAN[dataset], std=FL2_STD[dataset])
-    semifl_clients(config, alpha)
-    config.supervision.update(name="server", labels=labels)
+    semifl_clients(config, split)
+    config.supervision.update(name="server", labels=labels or (40 if small else 400))
     config.strong_augment.name = "randaugment_fl2"
     config.model.update(name="wrn28", widen=2 if small else 8)
     config.method.rho = 0.1 if small else 1.0
@@ -78,54 +80,48 @@ def fl2_on_cifar(dataset: str, variant: str) -> ml_collections.ConfigDict:
     return config
 
 
-def semifl_clients(config: ml_collections.ConfigDict, alpha: float | None) -> None:
+def semifl_clients(config: ml_collections.ConfigDict, split: Split) -> None:
     """Set SemiFL's split, cohort, weak view and optimizers, which (FL)^2 and FedMT have too.
 
     Args:
         config: the experiment.
-        alpha: concentration of a Dirichlet split; None: an iid one.
+        split: "iid" or a Dirichlet concentration.
     """
     config.partition.update(name="random", num_clients=100)
-    if alpha is not None:
-        config.partition.update(name="dirichlet", alpha=alpha, min_examples=10, skip_full=True)
+    if split != "iid":
+        config.partition.update(name="dirichlet", alpha=split, min_examples=10, skip_full=True)
     config.augment.name = "crop_flip"
     config.update_from_flattened_dict(SEMIFL_OPTIMIZERS)
     config.federated.cohort_size = 10
 
 
-def sage_on_cifar(dataset: str, split: str, method: str = "sage") -> ml_collections.ConfigDict:
+def sage_on_cifar(
+    dataset: str, method: str, split: Split = 0.1, standardize: Literal["code"] | None = None
+) -> ml_collections.ConfigDict:
     """SAGE's federation: 20 clients with few labelled images each, 8 per round.
 
     Args:
         dataset: "cifar10" and "cifar100" (250 labelled images at each client), "cinic10" (450) or
             "svhn" (230).
-        split: "iid" or the concentration of the split in pairs; "0.1,code": inputs are standardized
-            as in the code, by CIFAR-10's numbers in training and by others in testing.
         method: "sage", "proxyfl", "fedavg" or one of the consistency methods such as "fixmatch",
             with SAGE's batches and number of local steps.
-
-    Raises:
-        ConfigError: it is something else.
+        split: "iid" or the concentration of the split in pairs.
+        standardize: "code": inputs are standardized as in the code, by CIFAR-10's numbers in
+            training and by others in testing.
     """
-    split, _, norm = split.partition(",")
-    if norm not in ("", "code"):
-        raise ConfigError(
-            f"the argument of this config ends with {norm!r}; give a split alone, or 0.1,code"
-        )
     rounds, per_class, steps = SAGE_RUNS[dataset]
     labels = per_class * (100 if dataset == "cifar100" else 10)
-    _, alpha = _labels_and_split(f"{labels},{split}")
     config = default(method)
-    if norm == "code":
+    if standardize == "code":
         config.data.mean, config.data.std = SAGE_TRAIN
         config.data.test_mean, config.data.test_std = SAGE_TEST[dataset]
     config.update(rounds=rounds, checkpoint_every=5)
     config.data.name = dataset
     config.partition.update(name="iid", num_clients=20)
-    if alpha is None:
+    if split == "iid":
         config.supervision.update(name="total", labels=labels, class_balanced=True)
     else:
-        config.partition.update(name="paired_dirichlet", alpha=alpha, labels_per_class=per_class)
+        config.partition.update(name="paired_dirichlet", alpha=split, labels_per_class=per_class)
         config.supervision.name = "dealt"
     config.augment.name = "crop_flip"
     config.strong_augment.name = "randaugment_sage"
@@ -167,19 +163,8 @@ def cbafed_on_cifar(dataset: str) -> ml_collections.ConfigDict:
     return config
 
 
-def _labels_and_split(variant: str) -> tuple[int, float | None]:
-    try:
-        labels, split = variant.split(",")
-        return int(labels), None if split == "iid" else float(split)
-    except ValueError:
-        raise ConfigError(
-            f"the argument of this config is {variant!r}; give the number of labels where it has "
-            "one, and iid or a Dirichlet concentration, for example 40,0.1"
-        ) from None
-
-
 def protofssl_split(
-    config: ml_collections.ConfigDict, dataset: str = "cifar10", split: str = "iid"
+    config: ml_collections.ConfigDict, dataset: str = "cifar10", split: ProtoSplit = "iid"
 ) -> None:
     """Set dataset, pools, partition and supervision.
 
@@ -192,13 +177,11 @@ def protofssl_split(
             too, as in the authors' later code.
 
     Raises:
-        ConfigError: an unknown name, or a split that STL-10 cannot have.
+        ConfigError: a split that STL-10 cannot have.
     """
-    splits = ("iid",) if dataset == "stl10" else SPLITS
-    if dataset not in POOLS or split not in splits:
+    if dataset == "stl10" and split != "iid":
         raise ConfigError(
-            f"no split {split!r} of {dataset!r}; give one of {', '.join(POOLS)} and "
-            f"{', '.join(splits)}"
+            f"no split {split!r} of 'stl10'; its unlabelled images are of no class: iid"
         )
     # Pixels / 255, as in the code: distances depend on it.
     config.data.update(name=dataset, pools=POOLS[dataset], standardize="none")

@@ -3,11 +3,16 @@
 What suits a method there stands beside its recipe, see `fedjax_ssl.methods.recommended`.
 """
 
+from typing import Literal
+
 import ml_collections
 
 from fedjax_ssl.config import ConfigError, default
 from fedjax_ssl.methods import recommended
 from fedjax_ssl.methods.parts.recommended import PLACES
+from fedjax_ssl.presets.variants import Count
+
+Space = Literal["shape", "parity", "halves"]  # of coarse labels of digits
 
 
 def recommend(config: ml_collections.ConfigDict, place: str) -> ml_collections.ConfigDict:
@@ -30,7 +35,7 @@ def recommend(config: ml_collections.ConfigDict, place: str) -> ml_collections.C
     return config
 
 
-def digits_by_writer(method: str, labels: str | None = None) -> ml_collections.ConfigDict:
+def digits_by_writer(method: str, labels: Count | Literal["all"] = 5) -> ml_collections.ConfigDict:
     """Return the embedded digits: 11 writers train with few labels, 3 writers that were never seen
     are the test.
 
@@ -38,42 +43,33 @@ def digits_by_writer(method: str, labels: str | None = None) -> ml_collections.C
 
     Args:
         method: name of a method.
-        labels: labels per writer, as a config file's argument gives them ("5"); "all" keeps every
-            label.
-
-    Raises:
-        ConfigError: `labels` is not a number.
+        labels: labels per writer; "all" keeps every label.
     """
     config = default(method)
     config.data.test_clients = 3
     config.supervision.name = "all"
-    count = labels or "5"
-    if count != "all":
-        number = _count("labels per writer", count, ', or "all"')
-        config.supervision.update(name="per_client", labels=number)
-        config.optimizer.batch_size = min(50, number)
+    if labels != "all":
+        config.supervision.update(name="per_client", labels=labels)
+        config.optimizer.batch_size = min(50, labels)
     return recommend(config, "per_client")
 
 
-def digits_with_server(method: str, labels: str | None = None) -> ml_collections.ConfigDict:
+def digits_with_server(method: str, labels: Count = 20) -> ml_collections.ConfigDict:
     """Return the embedded digits with labels at the server: 11 writers train without any, 3 that
     were never seen are the test.
 
     Args:
         method: name of a method whose server trains.
-        labels: class-balanced labels at the server, as a config file's argument gives them ("20").
-
-    Raises:
-        ConfigError: `labels` is not a number.
+        labels: class-balanced labels at the server.
     """
     config = default(method)
     config.data.test_clients = 3
-    config.supervision.update(name="server", labels=_count("labels at the server", labels or "20"))
+    config.supervision.update(name="server", labels=labels)
     return recommend(config, "server")
 
 
 def digits_with_coarse_labels(
-    method: str, labels: str | None, space: str
+    method: str, labels: Count, space: Space
 ) -> ml_collections.ConfigDict:
     """`digits_with_server` whose writers have coarse labels.
 
@@ -84,30 +80,28 @@ def digits_with_coarse_labels(
     """
     config = default(method)
     config.data.test_clients = 3
-    at_server = _count("labels at the server", labels or "20")
-    config.supervision.update(name="coarse", server_labels=at_server, correspondence=space)
+    config.supervision.update(name="coarse", server_labels=labels, correspondence=space)
     return recommend(config, "coarse")
 
 
-def digits_consistency(method: str, labels: str | None = None) -> ml_collections.ConfigDict:
+def digits_consistency(
+    method: str, labels: Count | Literal["all", "server"] = 5, at_server: Count | None = None
+) -> ml_collections.ConfigDict:
     """Return the embedded digits with labels at the writers or at the server.
 
     Args:
         method: name of a method of this family.
-        labels: as a config file's argument gives them. "5": labels of each writer, as in
-            `digits_by_writer`. "server" or "server,20": labels at the server, as in
+        labels: of each writer, as in `digits_by_writer`, or "server": at the server, as in
             `digits_with_server`; the writers have none.
+        at_server: labels at the server, which has 20 by default.
 
     Raises:
-        ConfigError: it is none of these.
+        ConfigError: labels of both.
     """
-    place, _, number = (labels or "").partition(",")
-    if place == "server":
-        return digits_with_server(method, number or None)
+    if labels == "server":
+        return digits_with_server(method, at_server or 20)
+    if at_server is not None:
+        raise ConfigError(
+            f"{labels},{at_server} are labels of writers and of the server; give server,{at_server}"
+        )
     return digits_by_writer(method, labels)
-
-
-def _count(what: str, text: str, otherwise: str = "") -> int:
-    if not text.isdigit() or int(text) < 1:
-        raise ConfigError(f"{what} are {text!r}; give a number of at least 1{otherwise}")
-    return int(text)

@@ -2,49 +2,46 @@
 prediction in one shot.
 """
 
+from typing import Annotated, Literal, get_args
+
 import ml_collections
 
-from fedjax_ssl.config import ConfigError, default
+from fedjax_ssl.checks import Whole
+from fedjax_ssl.config import default
 
-FEDUL_METHODS = ("fedul", "fedpl", "fedllp", "fedllp_vat", "fedavg")
-MIXED_VARIANTS = ("mixed", "channels", "labels", "labels_xclp", "coarse", "sets")
+FedulMethod = Literal["fedul", "fedpl", "fedllp", "fedllp_vat", "fedavg"]
+FEDUL_METHODS = get_args(FedulMethod)
+Mixed = Literal["mixed", "channels", "labels", "labels_xclp", "coarse", "sets"]
+MIXED_VARIANTS = get_args(Mixed)
+OneShot = Literal["inputs", "network", "left_out"]
 
 
-def unlabelled_sets(argument: str | None = None) -> ml_collections.ConfigDict:
+def unlabelled_sets(
+    sets: Annotated[int, Whole(2)] = 10,
+    split: Literal["iid", "noniid"] = "iid",
+    method: FedulMethod = "fedul",
+) -> ml_collections.ConfigDict:
     """Five clients with unlabelled sets, trained with Adam: what the config files of FedUL's
     benchmark start from.
 
     Args:
-        argument: sets of each client, split and method, the last two if wanted: "20", "20,noniid",
-            "20,iid,fedpl". Split "noniid" gives every client two classes that it mostly has. Method
-            "fedavg" has class labels of a tenth of the examples in place of sets.
-
-    Raises:
-        ConfigError: it is none of these.
+        sets: of each client.
+        split: "noniid" gives every client two classes that it mostly has.
+        method: "fedavg" has class labels of a tenth of the examples in place of sets.
     """
-    given = (argument or "10").split(",")
-    sets, split, method = (*given, *("10", "iid", "fedul")[len(given) :])[:3]
-    known = (
-        sets.isdigit() and int(sets) > 1 and split in ("iid", "noniid") and method in FEDUL_METHODS
-    )
-    if len(given) > 3 or not known:
-        raise ConfigError(
-            f"the argument of this config is {argument!r}; give the number of sets, at least 2, "
-            f"iid or noniid, and one of {', '.join(FEDUL_METHODS)}: for example 10,iid,fedul"
-        )
     config = default(method)
     config.partition.update(name="iid" if split == "iid" else "majority", num_clients=5)
     if method == "fedavg":
         config.supervision.update(name="fraction", fraction=0.1)
     else:
-        config.supervision.update(name="sets", sets=int(sets))
+        config.supervision.update(name="sets", sets=sets)
     config.optimizer.name = "adam"
     config.eval_every = 1
     return config
 
 
 def mixed_federation(
-    variant: str, labelled: int, coarse: int, sets: int
+    variant: Mixed, labelled: int, coarse: int, sets: int
 ) -> ml_collections.ConfigDict:
     """Return a federation of clients with labels, coarse labels, sets, or nothing; or what is left
     without some of them.
@@ -57,14 +54,7 @@ def mixed_federation(
         labelled: clients with class labels.
         coarse: clients with coarse labels.
         sets: clients with sets.
-
-    Raises:
-        ConfigError: there is no such variant.
     """
-    if variant not in MIXED_VARIANTS:
-        raise ConfigError(
-            f"there is no variant {variant!r} of this config; it has: {', '.join(MIXED_VARIANTS)}"
-        )
     everybody = variant in ("mixed", "channels")
     config = default(
         {"mixed": "mixed", "labels": "fedavg", "labels_xclp": "xclp"}.get(variant, "fedul")
@@ -79,7 +69,7 @@ def mixed_federation(
     return config
 
 
-def one_shot(variant: str, rounds: int) -> ml_collections.ConfigDict:
+def one_shot(variant: OneShot, rounds: int) -> ml_collections.ConfigDict:
     """Prediction for new examples (XCLP section 4): what all of its config files start from.
 
     Args:
@@ -89,19 +79,12 @@ def one_shot(variant: str, rounds: int) -> ml_collections.ConfigDict:
             features as in "network", all examples of one client are new and all of the others are
             labelled.
         rounds: rounds of FedAvg, where a network is trained.
-
-    Raises:
-        ConfigError: there is no such variant.
     """
     predictors = {
         "inputs": "xclp,per_client_lp",
         "network": "network,xclp,per_client_lp",
         "left_out": "network,xclp",  # per-client LP has no label to propagate there
     }
-    if variant not in predictors:
-        raise ConfigError(
-            f"there is no variant {variant!r} of this config; it has: {', '.join(predictors)}"
-        )
     config = default("fedavg")
     config.rounds = 0 if variant == "inputs" else rounds
     config.prediction.predictors = predictors[variant]

@@ -48,7 +48,7 @@ SOURCES = {
 
 def source(
     name: str,
-    argument: str,
+    argument: str = "fedavg",
     method: str | None = None,
     rounds: int | None = None,
     place: str | None = None,

@@ -58,7 +58,10 @@ def test_sage_is_standardized_as_in_its_code_where_that_is_asked_for():
     assert (section.std, section.test_std) == ((0.2471, 0.2435, 0.2616), (0.2673, 0.2564, 0.2762))
     cinic = load(next(path for path in FILES if path.stem == "cinic10_fixmatch"))("0.1,code").data
     assert (cinic.std[0], cinic.test_std[0]) == (0.2471, 0.2421)
-    with pytest.raises(configs.ConfigError, match="ends with 'codes'"):
+    with pytest.raises(
+        configs.ConfigError,
+        match=r"standardize is 'codes' in the argument '0.1,codes' of this config; give SPLIT,STAND",
+    ):
         get_config("0.1,codes")
 
 
@@ -102,10 +105,20 @@ def test_resolving_fills_in_what_depends_on_other_fields_and_locks():
     assert config.optimizer.schedule_rounds is None
 
 
-@pytest.mark.parametrize("labels", ["0", "-1", "many"])
-def test_labels_per_writer_must_be_a_number(labels):
-    with pytest.raises(configs.ConfigError, match="labels per writer"):
-        presets.digits_by_writer("fedavg", labels)
+@pytest.mark.parametrize(
+    ("argument", "message"),
+    [
+        ("0", "labels is '0' in the argument '0' of this config; give LABELS. labels: a whole"),
+        ("many", "a whole number of at least 1 or all. For example 5"),
+        ("5,6", "there are 2 values in the argument '5,6' of this config; give LABELS"),
+    ],
+)
+def test_what_an_argument_does_not_take_is_said_with_what_it_takes(argument, message):
+    get_config = presets.variants(presets.digits_by_writer, "fedavg")
+    assert get_config("all").supervision.name == "all"
+    assert get_config("").supervision.labels == get_config("5").supervision.labels == 5
+    with pytest.raises(configs.ConfigError, match=message):
+        get_config(argument)
 
 
 def test_a_run_that_ends_within_stage_1_is_noted():

@@ -12,7 +12,7 @@ from fedjax_ssl.runs.build import build, federate, load_experiment
 
 
 def config_with(**fields):
-    config = presets.digits_by_writer("fedavg", "2")
+    config = presets.digits_by_writer("fedavg", 2)
     config.update_from_flattened_dict(fields)
     return config
 

@@ -79,7 +79,7 @@ def test_the_same_bits_as_of_a_long_run(tmp_path, first):
     ],
 )
 def test_what_stands_against_more_rounds(method, changes, fields, expected):
-    config = presets.digits_by_writer(method, "5")
+    config = presets.digits_by_writer(method, 5)
     config.rounds = 6
     config.eval_every = 2
     config.update_from_flattened_dict(fields)

@@ -448,9 +448,10 @@ def test_mean_over_confident_rows() -> None:
 @pytest.mark.parametrize("name", [*FIXED])
 def test_the_digits_have_labels_at_the_writers_or_at_the_server(name: str) -> None:
     at_writers, at_server = (
-        configs.resolve(presets.digits_consistency(name, given)) for given in ("10", "server,30")
+        configs.resolve(presets.digits_consistency(name, *given))
+        for given in ((10,), ("server", 30))
     )
     assert (at_writers.supervision.name, at_writers.supervision.labels) == ("per_client", 10)
     assert (at_server.supervision.name, at_server.supervision.labels) == ("server", 30)
-    with pytest.raises(configs.ConfigError, match="labels at the server are 'many'"):
-        presets.digits_consistency(name, "server,many")
+    with pytest.raises(configs.ConfigError, match="labels of writers and of the server"):
+        presets.digits_consistency(name, 10, 30)

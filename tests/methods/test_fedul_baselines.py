@@ -292,19 +292,19 @@ def test_learning_from_proportions_needs_sets() -> None:
 def test_the_argument_of_its_configs_is_checked(argument: str) -> None:
     with pytest.raises(
         configs.ConfigError,
-        match=f"'{argument}'; give the number of sets, at least 2, iid or noniid",
+        match=f"'{argument}' of this config; give SETS,SPLIT,METHOD. sets: a whole number of at",
     ):
-        presets.unlabelled_sets(argument)
+        presets.variants(presets.unlabelled_sets)(argument)
 
 
 def test_its_configs_name_split_sets_and_method() -> None:
-    config = presets.unlabelled_sets("20,noniid,fedllp")
+    config = presets.unlabelled_sets(20, "noniid", "fedllp")
     assert (config.partition.name, config.supervision.sets, config.method.name) == (
         "majority",
         20,
         "fedllp",
     )
-    config = presets.unlabelled_sets("40,iid,fedavg")
+    config = presets.unlabelled_sets(40, "iid", "fedavg")
     assert (config.partition.name, config.supervision.name, config.supervision.fraction) == (
         "iid",
         "fraction",

@@ -20,7 +20,7 @@ from tests import toy
 
 def stopping(**fields):
     """A run that learns nothing, so that no evaluation is better than the first one."""
-    config = presets.digits_by_writer("fedavg", "5")
+    config = presets.digits_by_writer("fedavg", 5)
     config.rounds = 10
     config.eval_every = 1
     config.early_stopping.patience = 2

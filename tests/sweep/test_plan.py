@@ -234,7 +234,7 @@ def test_a_file_yields_configs(tmp_path, monkeypatch):
     path.write_text(
         f"{begin}    for method in METHODS:\n"
         "        for batch in (5, 10):\n"
-        "            config = presets.digits_by_writer(method, '5')\n"
+        "            config = presets.digits_by_writer(method, 5)\n"
         "            config.optimizer.batch_size = batch\n"
         "            yield config\n"
     )
