@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     )
     from fedjax_ssl.data.federation.supervision import SUPERVISIONS
     from fedjax_ssl.data.images.augmentation import AUGMENTATIONS, augmentation
-    from fedjax_ssl.data.reading.problems import BadData, DatasetUnavailable
+    from fedjax_ssl.data.reading.own import BadData, DatasetUnavailable
     from fedjax_ssl.data.sources import (
         OWN,
         SOURCES,

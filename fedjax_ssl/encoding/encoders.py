@@ -15,7 +15,7 @@ from jaxtyping import Array, Float, Shaped
 from fedjax_ssl import models, own_code
 from fedjax_ssl.data import Dataset
 from fedjax_ssl.data.reading.features import rows_of
-from fedjax_ssl.data.reading.problems import SHOWN
+from fedjax_ssl.data.reading.own import SHOWN
 from fedjax_ssl.errors import UserError, did_you_mean
 from fedjax_ssl.models.own import as_it_predicts
 from fedjax_ssl.models.published import PUBLISHED, Published, digest

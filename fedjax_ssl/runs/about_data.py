@@ -8,7 +8,7 @@ import numpy as np
 
 from fedjax_ssl import data
 from fedjax_ssl.data.federation.report import untested
-from fedjax_ssl.data.reading.problems import some
+from fedjax_ssl.data.reading.own import some
 from fedjax_ssl.errors import counted
 from fedjax_ssl.federated import ServerState
 from fedjax_ssl.runs.build import Built

@@ -17,7 +17,7 @@ from fedjax_ssl.backend import backend
 from fedjax_ssl.config import ConfigError, naming
 from fedjax_ssl.data import FederatedData, is_own, split_path
 from fedjax_ssl.data.federation.federated_data import real_rows
-from fedjax_ssl.data.reading.problems import some
+from fedjax_ssl.data.reading.own import some
 from fedjax_ssl.data.sites_apart import sites_apart
 from fedjax_ssl.errors import counted, note
 from fedjax_ssl.federated import Method, ServerState, tree_bytes

@@ -29,7 +29,7 @@ from jaxtyping import Bool, Float, Int
 
 from fedjax_ssl.data import HostInputs
 from fedjax_ssl.data.federation.federated_data import real_rows
-from fedjax_ssl.data.reading.problems import SHOWN
+from fedjax_ssl.data.reading.own import SHOWN
 from fedjax_ssl.data.sites_apart import remedy
 from fedjax_ssl.errors import counted
 from fedjax_ssl.federated import ServerState

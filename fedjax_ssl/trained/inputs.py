@@ -12,28 +12,30 @@ import pandas
 from jaxtyping import Int, Shaped
 
 from fedjax_ssl.data.dataset import in_one_form
-from fedjax_ssl.data.reading.arrays import (
+from fedjax_ssl.data.reading.columns import TEST, TRAIN, VALIDATION, read_columns
+from fedjax_ssl.data.reading.features import TableReading
+from fedjax_ssl.data.reading.own import (
+    MARKS,
+    SHOWN,
     TEST_ARRAYS,
     TRAIN_ARRAYS,
     VALIDATION_ARRAYS,
+    DatasetUnavailable,
+    Findings,
+    as_text,
+    cell_text,
+    is_table,
+    named,
     one_each,
     read_arrays,
+    read_roles,
+    read_table,
 )
-from fedjax_ssl.data.reading.columns import TEST, TRAIN, VALIDATION, read_columns
-from fedjax_ssl.data.reading.features import TableReading
-from fedjax_ssl.data.reading.names import MARKS, cell_text, named
 from fedjax_ssl.data.reading.pictures import (
     ImageReading,
     is_image,
     list_images,
     read_alike,
-)
-from fedjax_ssl.data.reading.problems import SHOWN, DatasetUnavailable, Findings
-from fedjax_ssl.data.reading.tables import (
-    as_text,
-    is_table,
-    read_roles,
-    read_table,
 )
 from fedjax_ssl.data.sources.folder import UNLABELLED, find_table, read_by_table
 from fedjax_ssl.errors import counted

@@ -7,7 +7,7 @@ import numpy as np
 from jaxtyping import Int
 
 from fedjax_ssl.data.federation.federated_data import FederatedData, real_rows
-from fedjax_ssl.data.reading.problems import some
+from fedjax_ssl.data.reading.own import some
 from fedjax_ssl.errors import counted
 from fedjax_ssl.pictures import use_matplotlib
 

@@ -11,9 +11,18 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 import numpy as np
 
 from fedjax_ssl.data.dataset import Dataset, Names, Reading, Split, in_one_form
-from fedjax_ssl.data.reading.names import MARKS, ROUNDED, named, numbered
-from fedjax_ssl.data.reading.problems import SHOWN, BadData, Findings, Place, some
-from fedjax_ssl.data.reading.proportions import read_proportions
+from fedjax_ssl.data.reading.own import (
+    MARKS,
+    ROUNDED,
+    SHOWN,
+    BadData,
+    Findings,
+    Place,
+    named,
+    numbered,
+    some,
+)
+from fedjax_ssl.data.reading.shares import read_proportions
 from fedjax_ssl.errors import counted
 from fedjax_ssl.registry import Changes, did_you_mean
 
@@ -48,7 +57,7 @@ class TableOptions:
             of every split.
         classes: names of all classes in order; by default those that occur.
         proportions: CSV file with the class shares of each client's sets; see
-            `fedjax_ssl.data.reading.proportions`.
+            `fedjax_ssl.data.reading.shares`.
     """
 
     label_column: str = "label"

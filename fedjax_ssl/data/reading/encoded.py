@@ -20,7 +20,7 @@ from numpy.lib import format as npy
 
 from fedjax_ssl.data.dataset import Dataset, StoredViews
 from fedjax_ssl.data.reading.cache import load_converted, save
-from fedjax_ssl.data.reading.problems import BadData
+from fedjax_ssl.data.reading.own import BadData
 
 FACTS = "features.json"
 KIND = np.dtype(np.float16)

@@ -11,9 +11,16 @@ from jaxtyping import Bool, Float, Int
 
 from fedjax_ssl.checks import Whole
 from fedjax_ssl.data.dataset import Names, Reading, in_one_form
-from fedjax_ssl.data.reading.names import MARKS, as_cells, numbered
-from fedjax_ssl.data.reading.problems import Findings, some
-from fedjax_ssl.data.reading.tables import as_numbers, as_text, no_column
+from fedjax_ssl.data.reading.own import (
+    MARKS,
+    Findings,
+    as_cells,
+    as_numbers,
+    as_text,
+    no_column,
+    numbered,
+    some,
+)
 
 if TYPE_CHECKING:  # takes long to import
     import pandas

@@ -20,7 +20,7 @@ from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 from fedjax_ssl.checks import Whole
 from fedjax_ssl.data.dataset import Reading
 from fedjax_ssl.data.reading.formats import DAMAGED
-from fedjax_ssl.data.reading.problems import SHOWN, Findings
+from fedjax_ssl.data.reading.own import SHOWN, Findings
 from fedjax_ssl.errors import counted
 
 Fit = Literal["crop", "stretch", "pad"]

@@ -6,7 +6,7 @@ from functools import partial
 from typing import Any, Literal, NamedTuple, TypeVar
 
 from fedjax_ssl.data.dataset import Dataset
-from fedjax_ssl.data.reading.archives import Archive, Facts, RemoteFile, load_archive
+from fedjax_ssl.data.reading.fetch import Archive, Facts, RemoteFile, load_archive
 
 PLACES = ("root", "path", "download")  # given by `load`, not options of a dataset
 

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any, get_args
 
 from fedjax_ssl.data.dataset import Dataset
-from fedjax_ssl.data.reading.archives import Archive, Verified, verify_files
 from fedjax_ssl.data.reading.copies import keep_copies_together
-from fedjax_ssl.data.reading.problems import BadData, Place
+from fedjax_ssl.data.reading.fetch import Archive, Verified, verify_files
+from fedjax_ssl.data.reading.own import BadData, Place
 from fedjax_ssl.data.reading.register import ENTRIES, PLACES, Kind
 from fedjax_ssl.registry import Registry, check_known
 

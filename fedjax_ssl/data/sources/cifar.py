@@ -17,7 +17,7 @@ from fedjax_ssl.data.correspondence import (
     correspondence,
 )
 from fedjax_ssl.data.dataset import Dataset, Split
-from fedjax_ssl.data.reading.archives import Facts, Files, RemoteFile
+from fedjax_ssl.data.reading.fetch import Facts, Files, RemoteFile
 from fedjax_ssl.data.reading.formats import FormatError, read_tar
 from fedjax_ssl.data.reading.register import published
 

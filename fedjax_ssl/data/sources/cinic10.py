@@ -11,7 +11,7 @@ import numpy as np
 from PIL import Image
 
 from fedjax_ssl.data.dataset import Dataset, Split
-from fedjax_ssl.data.reading.archives import Facts, Files, RemoteFile
+from fedjax_ssl.data.reading.fetch import Facts, Files, RemoteFile
 from fedjax_ssl.data.reading.formats import FormatError, damage
 from fedjax_ssl.data.reading.register import published
 from fedjax_ssl.data.sources.cifar import CIFAR10_CLASSES

@@ -12,7 +12,7 @@ from importlib import resources
 import numpy as np
 
 from fedjax_ssl.data.dataset import Dataset, Split
-from fedjax_ssl.data.reading.archives import Facts
+from fedjax_ssl.data.reading.fetch import Facts
 from fedjax_ssl.data.reading.register import dataset
 
 # Every writer filled in a form with the same 130 digits in the same order. The label sequence

@@ -8,7 +8,7 @@ import numpy as np
 from fedjax_ssl.checks import Whole
 from fedjax_ssl.data.dataset import Dataset, Names, StoredViews
 from fedjax_ssl.data.reading.encoded import load_encoded
-from fedjax_ssl.data.reading.problems import BadData, Place, given_path
+from fedjax_ssl.data.reading.own import BadData, Place, given_path
 from fedjax_ssl.data.reading.register import dataset
 from fedjax_ssl.data.sources.npz import Arrays, read_npz
 from fedjax_ssl.data.views import ENCODE

@@ -9,13 +9,19 @@ from pathlib import Path
 import numpy as np
 
 from fedjax_ssl.data.dataset import Dataset
-from fedjax_ssl.data.reading.archives import Facts
 from fedjax_ssl.data.reading.cache import raw_folder
 from fedjax_ssl.data.reading.columns import Columns
-from fedjax_ssl.data.reading.names import as_cells
-from fedjax_ssl.data.reading.problems import BadData, Findings, Place, not_here
+from fedjax_ssl.data.reading.fetch import Facts
+from fedjax_ssl.data.reading.own import (
+    BadData,
+    Findings,
+    Place,
+    as_cells,
+    as_numbers,
+    not_here,
+    read_table,
+)
 from fedjax_ssl.data.reading.register import dataset
-from fedjax_ssl.data.reading.tables import as_numbers, read_table
 
 NAME = "fed_heart_disease"
 HOSPITALS = {

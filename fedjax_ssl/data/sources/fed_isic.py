@@ -13,14 +13,19 @@ import numpy as np
 
 from fedjax_ssl.checks import Whole
 from fedjax_ssl.data.dataset import Dataset
-from fedjax_ssl.data.reading.archives import Facts, placed_folder
 from fedjax_ssl.data.reading.cache import kept_for
 from fedjax_ssl.data.reading.columns import Columns
-from fedjax_ssl.data.reading.download import file_sha256
+from fedjax_ssl.data.reading.fetch import Facts, file_sha256, placed_folder
+from fedjax_ssl.data.reading.own import (
+    EMBEDDED,
+    DatasetUnavailable,
+    Findings,
+    Place,
+    as_text,
+    read_table,
+)
 from fedjax_ssl.data.reading.pictures import read_images
-from fedjax_ssl.data.reading.problems import EMBEDDED, DatasetUnavailable, Findings, Place
 from fedjax_ssl.data.reading.register import dataset
-from fedjax_ssl.data.reading.tables import as_text, read_table
 
 NAME = "fed_isic2019"
 IMAGES = "ISIC_2019_Training_Input_preprocessed"

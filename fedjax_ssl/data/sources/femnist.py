@@ -23,10 +23,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedjax_ssl.data.dataset import Dataset, Split
-from fedjax_ssl.data.reading.archives import Facts, Files, RemoteFile
 from fedjax_ssl.data.reading.cache import facts_of, kept_for, raw_folder
+from fedjax_ssl.data.reading.fetch import Facts, Files, RemoteFile
 from fedjax_ssl.data.reading.formats import DAMAGED, LARGEST, FormatError, damage
-from fedjax_ssl.data.reading.problems import DatasetUnavailable, Place, not_here
+from fedjax_ssl.data.reading.own import DatasetUnavailable, Place, not_here
 from fedjax_ssl.data.reading.register import dataset, published
 
 CLASSES = tuple(string.digits + string.ascii_uppercase + string.ascii_lowercase)

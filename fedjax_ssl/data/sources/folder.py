@@ -11,7 +11,18 @@ from typing import TYPE_CHECKING, Any, Literal
 from fedjax_ssl.data.dataset import Dataset
 from fedjax_ssl.data.reading.cache import facts_of, kept_for
 from fedjax_ssl.data.reading.columns import TEST, TRAIN, VALIDATION, TableOptions, read_columns
-from fedjax_ssl.data.reading.names import MARKS
+from fedjax_ssl.data.reading.own import (
+    MARKS,
+    BadData,
+    Findings,
+    Place,
+    columns_of_few_values,
+    given_path,
+    is_table,
+    read_roles,
+    read_table,
+    some,
+)
 from fedjax_ssl.data.reading.pictures import (
     Channels,
     Fit,
@@ -22,10 +33,8 @@ from fedjax_ssl.data.reading.pictures import (
     read_images,
     spelling,
 )
-from fedjax_ssl.data.reading.problems import BadData, Findings, Place, given_path, some
-from fedjax_ssl.data.reading.proportions import proportions_digest
 from fedjax_ssl.data.reading.register import dataset
-from fedjax_ssl.data.reading.tables import columns_of_few_values, is_table, read_roles, read_table
+from fedjax_ssl.data.reading.shares import proportions_digest
 from fedjax_ssl.errors import counted
 
 if TYPE_CHECKING:  # takes long to import

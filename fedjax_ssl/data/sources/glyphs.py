@@ -10,9 +10,9 @@ from typing import Annotated
 
 from fedjax_ssl.checks import Whole
 from fedjax_ssl.data.dataset import Dataset
-from fedjax_ssl.data.reading.archives import Facts
 from fedjax_ssl.data.reading.cache import data_root, kept
-from fedjax_ssl.data.reading.problems import Place
+from fedjax_ssl.data.reading.fetch import Facts
+from fedjax_ssl.data.reading.own import Place
 from fedjax_ssl.data.reading.register import dataset
 
 # Part of the cache's name: raise it whenever the same options give another dataset.

@@ -14,8 +14,8 @@ from PIL import Image
 
 from fedjax_ssl.data.dataset import Dataset, Split
 from fedjax_ssl.data.reading.cache import data_root, fingerprint, kept
+from fedjax_ssl.data.reading.own import BadData, DatasetUnavailable, Place
 from fedjax_ssl.data.reading.pictures import ImageReading, Side, shown
-from fedjax_ssl.data.reading.problems import BadData, DatasetUnavailable, Place
 from fedjax_ssl.data.reading.register import dataset as register
 from fedjax_ssl.errors import counted, did_you_mean, how_to_install
 

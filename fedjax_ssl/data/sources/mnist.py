@@ -13,7 +13,7 @@ from typing import IO
 import numpy as np
 
 from fedjax_ssl.data.dataset import Dataset, Split
-from fedjax_ssl.data.reading.archives import Facts, Files, RemoteFile
+from fedjax_ssl.data.reading.fetch import Facts, Files, RemoteFile
 from fedjax_ssl.data.reading.formats import LARGEST, FormatError, damage
 from fedjax_ssl.data.reading.register import published
 

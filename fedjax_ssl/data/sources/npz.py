@@ -8,20 +8,24 @@ import numpy as np
 
 from fedjax_ssl.checks import In, Whole
 from fedjax_ssl.data.dataset import Dataset, Names, Split, check_finite
-from fedjax_ssl.data.reading.arrays import (
+from fedjax_ssl.data.reading.columns import read_columns
+from fedjax_ssl.data.reading.features import FAR
+from fedjax_ssl.data.reading.own import (
+    EMBEDDED,
     TEST_ARRAYS,
     TRAIN_ARRAYS,
     VALIDATION_ARRAYS,
+    BadData,
+    Findings,
+    Place,
     axes_of_images,
+    cell_text,
+    given_path,
     one_each,
     read_arrays,
 )
-from fedjax_ssl.data.reading.columns import read_columns
-from fedjax_ssl.data.reading.features import FAR
-from fedjax_ssl.data.reading.names import cell_text
-from fedjax_ssl.data.reading.problems import EMBEDDED, BadData, Findings, Place, given_path
-from fedjax_ssl.data.reading.proportions import read_proportions
 from fedjax_ssl.data.reading.register import dataset
+from fedjax_ssl.data.reading.shares import read_proportions
 from fedjax_ssl.errors import counted
 from fedjax_ssl.registry import Changes
 
@@ -89,7 +93,7 @@ def load_npz(
         input_max: the stored value that maps to 1.0; by default 255 for uint8 and 1 for floating
             point.
         proportions: CSV file with the class shares of each client's sets; see
-            `fedjax_ssl.data.reading.proportions`.
+            `fedjax_ssl.data.reading.shares`.
 
     Returns:
         The dataset, named "npz".

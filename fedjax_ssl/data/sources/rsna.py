@@ -15,12 +15,12 @@ from PIL import Image
 
 from fedjax_ssl.checks import Whole
 from fedjax_ssl.data.dataset import Dataset
-from fedjax_ssl.data.reading.archives import Facts, placed_folder
 from fedjax_ssl.data.reading.cache import facts_of, kept_for
 from fedjax_ssl.data.reading.columns import Columns
+from fedjax_ssl.data.reading.fetch import Facts, placed_folder
 from fedjax_ssl.data.reading.formats import DAMAGED, FormatError
+from fedjax_ssl.data.reading.own import DatasetUnavailable, Findings, Place
 from fedjax_ssl.data.reading.pictures import read_each, short, shown
-from fedjax_ssl.data.reading.problems import DatasetUnavailable, Findings, Place
 from fedjax_ssl.data.reading.register import dataset
 from fedjax_ssl.errors import counted, how_to_install
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from fedjax_ssl.checks import Whole
 from fedjax_ssl.data.dataset import Dataset, Split
-from fedjax_ssl.data.reading.archives import Facts
+from fedjax_ssl.data.reading.fetch import Facts
 from fedjax_ssl.data.reading.register import ENTRIES, dataset
 from fedjax_ssl.errors import check_known
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from fedjax_ssl.data.dataset import Dataset, Split
-from fedjax_ssl.data.reading.archives import Facts, Files, RemoteFile
+from fedjax_ssl.data.reading.fetch import Facts, Files, RemoteFile
 from fedjax_ssl.data.reading.formats import FormatError, damage
 from fedjax_ssl.data.reading.register import published
 

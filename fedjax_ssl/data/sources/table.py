@@ -10,16 +10,19 @@ from fedjax_ssl.data.federation.federated_data import client_number
 from fedjax_ssl.data.reading.cache import facts_of, kept_for
 from fedjax_ssl.data.reading.columns import Columns, TableOptions, read_columns
 from fedjax_ssl.data.reading.features import CellOptions, TableReading, fit, identifiers
-from fedjax_ssl.data.reading.problems import SHOWN, Findings, Place, given_path
-from fedjax_ssl.data.reading.proportions import proportions_digest
-from fedjax_ssl.data.reading.register import dataset
-from fedjax_ssl.data.reading.tables import (
+from fedjax_ssl.data.reading.own import (
+    SHOWN,
+    Findings,
+    Place,
     as_numbers,
+    given_path,
     no_column,
     possible_labels,
     read_roles,
     read_table,
 )
+from fedjax_ssl.data.reading.register import dataset
+from fedjax_ssl.data.reading.shares import proportions_digest
 
 if TYPE_CHECKING:  # takes long to import
     import pandas

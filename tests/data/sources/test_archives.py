@@ -18,8 +18,8 @@ from flax import serialization
 
 from fedjax_ssl.data import DatasetUnavailable, load
 from fedjax_ssl.data.correspondence import CIFAR100_SUPERCLASS_OF
-from fedjax_ssl.data.reading import archives
-from fedjax_ssl.data.reading.archives import RemoteFile, load_archive
+from fedjax_ssl.data.reading import fetch as fetching
+from fedjax_ssl.data.reading.fetch import RemoteFile, load_archive
 from fedjax_ssl.data.reading.formats import FormatError
 from fedjax_ssl.data.sources import archive
 from fedjax_ssl.data.sources.femnist import read_sqlite
@@ -306,9 +306,9 @@ def test_message_without_download(tmp_path):
 
 def test_message_without_network(tmp_path, monkeypatch):
     def unresolved(urls, dest, **options):
-        raise archives.FetchFailed([(url, "Name or service not known") for url in urls])
+        raise fetching.FetchFailed([(url, "Name or service not known") for url in urls])
 
-    monkeypatch.setattr(archives, "fetch", unresolved)
+    monkeypatch.setattr(fetching, "fetch", unresolved)
     with pytest.raises(DatasetUnavailable) as caught:
         load("femnist", root=tmp_path)
     message = str(caught.value)
@@ -320,7 +320,7 @@ def test_message_without_network(tmp_path, monkeypatch):
     assert f"put {train} in {tmp_path}/femnist/raw/" in message
     assert f"put {test} in {tmp_path}/femnist/raw/" in message
     assert message.endswith("--config configs/femnist_xclp.py:glyphs")
-    assert isinstance(caught.value.__cause__, archives.FetchFailed)
+    assert isinstance(caught.value.__cause__, fetching.FetchFailed)
 
 
 def test_message_when_nothing_can_be_stored(tmp_path):

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from fedjax_ssl.data.reading.download import FetchFailed, fetch
+from fedjax_ssl.data.reading.fetch import FetchFailed, fetch
 
 CONTENT = bytes(range(256)) * 40
 DIGEST = hashlib.sha256(CONTENT).hexdigest()

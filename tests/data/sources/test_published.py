@@ -18,7 +18,7 @@ from PIL import Image
 from scipy.io import savemat
 
 from fedjax_ssl.data import DatasetUnavailable, load
-from fedjax_ssl.data.reading.archives import RemoteFile, load_archive
+from fedjax_ssl.data.reading.fetch import RemoteFile, load_archive
 from fedjax_ssl.data.reading.formats import FormatError
 from fedjax_ssl.data.reading.register import ENTRIES
 from fedjax_ssl.data.sources import archive

@@ -15,9 +15,8 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from fedjax_ssl.data.dataset import in_one_form
-from fedjax_ssl.data.reading.download import file_sha256
-from fedjax_ssl.data.reading.problems import Place
-from fedjax_ssl.data.reading.tables import as_text, read_table
+from fedjax_ssl.data.reading.fetch import file_sha256
+from fedjax_ssl.data.reading.own import Place, as_text, read_table
 from fedjax_ssl.registry import did_you_mean
 
 TOLERANCE = 1e-3  # by which a row may miss 1, as rounded shares do; it is normalized then
