@@ -45,7 +45,6 @@ IMAGES = "images (.bmp, .gif, .jpg, .png, .tif, .webp, ...)"
 # the first that is there is taken
 _ARRAYS = {**TEST_ARRAYS, **TRAIN_ARRAYS, **VALIDATION_ARRAYS, "x": "y"}
 _CLIENT = "client"  # array or column, where the run was told of no other
-_IDS = ("id", "names", "group")  # arrays that name examples
 
 
 class Examples(NamedTuple):
@@ -110,7 +109,7 @@ def read_examples(
 
 def _read_npz(path: Path, model: TrainedModel) -> Examples:
     arrays, names = read_arrays(path)
-    name = next((one for one in _ARRAYS if one in names), names[0] if len(names) == 1 else None)
+    name = next((one for one in _ARRAYS if one in names), None)
     if name is None:
         raise TrainedModelError(
             f"{path} has no array of inputs. Arrays in it: {', '.join(names) or 'none'}; known "
@@ -125,11 +124,6 @@ def _read_npz(path: Path, model: TrainedModel) -> Examples:
         texts["label"] = _names_of_labels(given, arrays.get("class_names"), model, notes)
     labels = _known(texts, model.class_names, notes, ())
     rows = list(map(str, range(len(inputs))))
-    for one in _IDS:
-        given = arrays.get(one, np.zeros(0))
-        if given.shape == (len(inputs),) and len(set(given.tolist())) == len(inputs):
-            rows = list(map(cell_text, given.tolist()))
-            break
     if isinstance(model.reading, TableReading):
         columns = ", ".join(model.reading.inputs)
         notes.append(f"columns of an array have no names: they are taken as {columns}")

@@ -58,7 +58,7 @@ def test_numbers_of_no_class_are_predicted_and_named(predict, tmp_path):
     np.savez(tmp_path / "x.npz", inputs=IMAGES, labels=np.array([0, 10]))
     code, rows, error = predict(tmp_path / "x.npz")
     assert code == 0 and [row["true_label"] for row in rows] == ["0", ""]
-    assert "1 label of no class that training knew, first 10 in row 1" in error
+    assert "label 'number 10' of 1 example (row 1) is none of the classes" in error
 
 
 def test_labels_go_to_a_file(predict, digits, tmp_path):
@@ -143,7 +143,7 @@ IMAGES = np.zeros((2, 8, 8, 1), np.uint8)
     [
         (lambda path: "none.npz", "none.npz does not exist"),
         (large, "has 20x10 pixels, the model takes 8x8; --resize"),
-        (deep, "pixels of mode 'I;16'"),
+        (deep, "1 with 16 bits, and not of 8 as in training, first"),
         (broken, "1 of 1 image cannot be used: 1 no image, whatever its name says, first "),
         (
             table,

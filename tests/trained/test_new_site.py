@@ -144,13 +144,11 @@ def test_an_encoder_standardizes_by_client(trained):
     np.testing.assert_allclose(features, model.embed(dataset.train.x[:5], client=names[:5]))
 
 
-def test_arrays_say_who_has_them_and_what_they_are_called(trained, tmp_path):
+def test_arrays_say_who_has_them(trained, tmp_path):
     model = load_run(trained[0] / "run")
-    np.savez(
-        tmp_path / "x.npz", inputs=np.ones((2, 2), np.float32), client=["north", "x"], id=["a", "b"]
-    )
+    np.savez(tmp_path / "x.npz", inputs=np.ones((2, 2), np.float32), client=["north", "x"])
     found = read_examples([tmp_path / "x.npz"], model)
-    assert found.clients == ["north", "x"] and found.names == ["a", "b"]
+    assert found.clients == ["north", "x"] and found.names == ["0", "1"]
 
 
 def test_labels_of_arrays_are_whole_numbers_or_names(trained, tmp_path):
