@@ -212,11 +212,7 @@ def test_names_are_the_same_with_accents_in_either_form(tmp_path, predict):
             for i in range(4):
                 wide(inner, k, i)
     assert len(train(tmp_path, folder).class_names) == 2
-    assert (
-        "16 of 16" not in (said := predict(folder)[1])
-        and "accuracy   " in said
-        and "note" not in said
-    )
+    assert "of 16 have a label that" in predict(folder)[1]
 
 
 @pytest.mark.promise
