@@ -16,7 +16,7 @@ from jaxtyping import Float, Int
 
 from fedjax_ssl.data.dataset import in_one_form
 from fedjax_ssl.data.reading.fetch import file_sha256
-from fedjax_ssl.data.reading.own import Place, as_text, read_table
+from fedjax_ssl.data.reading.own import Place, as_numbers, as_text, read_table
 from fedjax_ssl.registry import did_you_mean
 
 TOLERANCE = 1e-3  # by which a row may miss 1, as rounded shares do; it is normalized then
@@ -53,47 +53,49 @@ def read_proportions(
             "these sets"
         )
     path = Path(path).expanduser()
-    shares = read_table(path)
+    frame = read_table(path)
     wanted = ["client", "set", *class_names]
     needs = f"The first line must hold: {','.join(wanted)}; classes are named as in the dataset"
-    for name in shares:
-        if name not in wanted:
-            hint = did_you_mean(name, wanted)
-            raise ValueError(f"{path}: unknown column {name!r}.{hint} {needs}")
-    for name in wanted:
-        if name not in shares:
-            raise ValueError(f"{path}: column {name!r} is missing. {needs}")
+    for name in [one for one in (*frame, *wanted) if (one in frame) != (one in wanted)]:
+        if name in frame:
+            raise ValueError(
+                f"{path}: unknown column {name!r}.{did_you_mean(name, wanted)} {needs}"
+            )
+        raise ValueError(f"{path}: column {name!r} is missing. {needs}")
     there = np.unique(client)
     places = {str(client_names[number]): place for place, number in enumerate(there)}
+    known = {*zip(client.tolist(), sets.tolist(), strict=True)}
     table = np.zeros((len(there), int(sets.max(initial=0)) + 1, len(class_names)))
-    cells = zip(*(as_text(shares[name]) for name in wanted), strict=True)
-    for where, (client_text, set_text, *given) in zip(shares.index, cells, strict=True):
+    values = np.stack([as_numbers(as_text(frame[name])) for name in class_names], axis=1)
+    rows = zip(frame.index, as_text(frame["client"]), as_text(frame["set"]), values, strict=True)
+    for where, client_text, set_text, given in rows:
         name, number = map(in_one_form, (client_text, set_text))
         if name not in places:
             raise ValueError(
                 f"{where}: unknown client {name!r}.{did_you_mean(name, places)} Clients with "
                 f"training examples: {', '.join(list(places)[:20])}"
             )
-        if not number.isdigit():
+        if not number.isdigit() or (there[places[name]], int(number)) not in known:
             raise ValueError(
-                f"{where}: set is {number!r}; it must be a whole number, as in the array `set`"
+                f"{where}: client {name!r} has no training example in set {number!r}; sets are "
+                "whole numbers, as in the column or array `set`"
             )
         place = places[name], int(number)
-        if not np.any((client == there[place[0]]) & (sets == place[1])):
-            raise ValueError(
-                f"{where}: client {name!r} has no training example in set {number}; remove the line"
-            )
         if table[place].any():
             raise ValueError(f"{where}: client {name!r}, set {number} has a line already")
-        table[place] = _shares(where, given)
-    for row, number in enumerate(there):
-        for missing in np.unique(sets[(client == number) & (sets >= 0)]):
-            if not table[row, missing].any():
-                raise ValueError(
-                    f"{path} has no line for client {client_names[number]!r}, set {missing}, "
-                    "which has training examples; add its class shares, or give these examples "
-                    "the set -1"
-                )
+        # a share that is no number is NaN, which compares as false
+        if not ((given >= 0).all() and abs(given.sum() - 1) <= TOLERANCE):
+            raise ValueError(
+                f"{where}: class shares are {given.tolist()} and sum to {given.sum():g}; they must "
+                "be numbers of at least 0 that sum to 1"
+            )
+        table[place] = given / given.sum()
+    for number, place in sorted(known):
+        if place >= 0 and not table[np.searchsorted(there, number), place].any():
+            raise ValueError(
+                f"{path} has no line for client {client_names[number]!r}, set {place}, which has "
+                "training examples; add its class shares, or give these examples the set -1"
+            )
     return table
 
 
@@ -103,17 +105,3 @@ def proportions_digest(file: Place) -> str | None:
     """
     path = None if file is None else Path(file).expanduser()
     return file_sha256(path) if path is not None and path.is_file() else None
-
-
-def _shares(where: str, cells: Sequence[str]) -> Float[np.ndarray, " K"]:
-    try:
-        values = np.asarray([float(cell) for cell in cells])
-    except ValueError:
-        raise ValueError(f"{where}: class shares are {cells}; all must be numbers") from None
-    if not (np.isfinite(values) & (values >= 0)).all():
-        raise ValueError(
-            f"{where}: class shares are {values.tolist()}; all must be finite and at least 0"
-        )
-    if abs(values.sum() - 1) > TOLERANCE:
-        raise ValueError(f"{where}: class shares sum to {values.sum():g}; they must sum to 1")
-    return values / values.sum()
