@@ -338,6 +338,12 @@ def kind_of(name: str, cells: Sequence[str], reading: TableReading, findings: Fi
     numbers = np.isfinite(as_numbers(present, reading.decimal))
     if name not in reading.codes and (numbers.any() or not present):
         return Feature(name)
+    if name not in reading.codes and np.isfinite(as_numbers(present, ",")).all():
+        findings.problems.append(
+            f"column {name!r} holds numbers with a decimal comma, such as {present[0]!r}; give "
+            "data.decimal=, or write them with a point"
+        )
+        return Feature(name)
     _, levels = numbered([in_one_form(cell) for cell in present])
     once = len(levels) == len(present)
     if len(levels) > reading.max_levels or (once and len(present) >= FEW):

@@ -270,7 +270,8 @@ def as_numbers(cells: Iterable[str], decimal: str = ".") -> np.ndarray:
 
     def number(cell: str) -> float:
         try:
-            return float(known.get(cell.casefold(), cell.replace("_", "?").replace(decimal, ".")))
+            text = known.get(cell.casefold(), cell).replace("_", "?")
+            return float(text if decimal == "." else text.replace(".", "?").replace(decimal, "."))
         except ValueError:
             return np.nan
 

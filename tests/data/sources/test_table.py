@@ -118,6 +118,8 @@ def test_empty_cells_are_refused_or_their_rows_left_out(write):
             "column 'a' holds 'm' in patients.csv, line 2, which is no number; .*ignore=a",
         ),
         (["a;label", "1,5;x", "2.5;y"], {}, "holds '1,5' in .* is no number; .*data.decimal="),
+        (["a;label", "1,5;x", "2,5;y"], {}, "numbers with a decimal comma, such as '1,5'"),
+        (["a;label", "1.234,5;x", "2,5;y"], {"decimal": ","}, "holds '1.234,5' in patients"),
         (["a,label", "-inf,x", "3,y"], {}, "holds '-inf' in patients.csv, line 2, which is no num"),
         (["a,label", "<5,x", "7,y"], {}, "holds '<5' in .* write one there.*data.missing_marks="),
         (
