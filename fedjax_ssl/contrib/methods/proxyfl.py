@@ -26,7 +26,7 @@ Omega of the classifier (global proxy tuning): SGD on the clients' rows omega_kc
 delta the largest distance of an averaged row to its nearest one. A client weighs as many shares as
 it has labelled examples and examples.
 
-Defaults are those of the authors' code; variant "paper" has the text's (docs/methods/others.md#proxyfl).
+Defaults are those of the authors' code; variant "paper" has the text's (docs/methods/others.md).
 
 References:
     ProxyFL, CVPR 2026, arXiv 2602.21078, with appendices, and the authors' code.
