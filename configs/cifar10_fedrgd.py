@@ -50,7 +50,6 @@ def get_config(
     config.optimizer.weight_decay = 1e-4
     config.optimizer.batch_size = 64
     config.optimizer.keep_state = True
-    config.optimizer.keep_by = "slot"
     if labels == "server":
         config.rounds = 19_200
         config.method.local_steps = 16

@@ -94,6 +94,7 @@ GONE = {
     "fedmatch.preset=streaming_alt": Gone(
         "write paper with method.supervised_weight=1 and method.delta_threshold=1e-5"
     ),
+    "optimizer.keep_by": Gone("FedRGD keeps momentum by slot, all others by client", ("client",)),
     "federated.reduce=fixed": Gone("write ordered"),
     "fedmatch.helper_hold": Gone("helpers serve one round", ("one_round",)),
     "fedmatch.tie": Gone("of classes with as many votes the lowest counts", ("lowest_index",)),

@@ -117,7 +117,6 @@ _RULES = (
     _needs_name("optimizer.schedule", ("piecewise",), "optimizer.schedule_boundaries"),
     _needs_name("optimizer.schedule", ("warmup", "warmup_cosine"), "optimizer.schedule_warmup"),
     _needs_name("optimizer.schedule", ("linear", "warmup_cosine"), "optimizer.schedule_end"),
-    _needs_one_of(("optimizer.keep_state",), "optimizer.keep_by"),
     _needs_one_of(("participation.lost",), "participation.lost_when"),
     _needs_name("loss.name", ("focal",), "loss.gamma"),
     _needs_name(

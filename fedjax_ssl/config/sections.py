@@ -8,7 +8,6 @@ from typing import Any
 from fedjax_ssl.checks import Declaration, Each, In, OneOf, Several, Whole, declared
 from fedjax_ssl.data import RESIDENCES, STANDARDIZATIONS, HeldOut
 from fedjax_ssl.federated import (
-    KEEP_BY,
     LOST_WHEN,
     PLACEMENTS,
     REDUCTIONS,
@@ -233,11 +232,6 @@ SECTIONS: dict[str, dict[str, Option]] = {
             float, "largest norm of a gradient; no clipping by default", _POSITIVE, traceable=True
         ),
         "keep_state": _code(False, "clients keep momentum and the like between their rounds"),
-        "keep_by": _code(
-            "client",
-            "who keeps it: the client, or the cohort's slot, whoever fills it",
-            OneOf(KEEP_BY),
-        ),
         "average_state": _code(
             False, "clients start from the mean of what the last cohort ended with"
         ),

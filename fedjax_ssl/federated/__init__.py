@@ -128,7 +128,7 @@ if TYPE_CHECKING:
         passes,
     )
     from fedjax_ssl.federated.schedules import SCHEDULES, learning_rate_schedule, schedule_name
-    from fedjax_ssl.federated.setup import KEEP_BY, WEIGHTINGS, Facts, LearningRate, Setup
+    from fedjax_ssl.federated.setup import WEIGHTINGS, Facts, LearningRate, Setup
     from fedjax_ssl.federated.steps_ahead import who_trains
     from fedjax_ssl.federated.traffic import BYTES_PER_NUMBER, count, to_numbers
 

@@ -150,29 +150,17 @@ def own_model(
     return model_of
 
 
-def gather_states(kept: Kept, ids: Int[Array, " p"], slots: Int[Array, " p"] | None = None) -> Kept:
+def gather_states(kept: Kept, ids: Int[Array, " p"]) -> Kept:
     """Return the rows of a cohort; those of empty slots do not matter.
 
     Args:
         kept: states of all clients.
         ids: ids of the cohort.
-        slots: rows with the state of its local optimizers; None: that of every client is in its own
-            row.
     """
-
-    def take(table: PyTree, rows: Int[Array, " p"]) -> PyTree:
-        return jax.tree.map(lambda x: x.at[rows].get(mode="clip"), table)
-
-    return take(kept, ids)._replace(optimizer=take(kept.optimizer, ids if slots is None else slots))
+    return jax.tree.map(lambda x: x.at[ids].get(mode="clip"), kept)
 
 
-def write_states(
-    kept: Kept,
-    new: Kept,
-    ids: Int[Array, " p"],
-    counts: Bool[Array, " p"],
-    slots: Int[Array, " p"] | None = None,
-) -> Kept:
+def write_states(kept: Kept, new: Kept, ids: Int[Array, " p"], counts: Bool[Array, " p"]) -> Kept:
     """Return the table after a round. Who trained nothing or was dropped keeps what it had.
 
     Args:
@@ -180,18 +168,11 @@ def write_states(
         new: new states of the cohort, leading axis p; terms that remember nothing new are left out.
         ids: ids of the cohort.
         counts: True for clients that trained and were kept.
-        slots: as in `gather_states`.
     """
     terms = {**gather_states(kept, ids).terms, **new.terms}
     new = new._replace(terms={name: terms[name] for name in kept.terms})
 
-    def put(table: PyTree, values: PyTree, rows: Int[Array, " p"]) -> PyTree:
-        def put_leaf(x: Array, new: Array) -> Array:
-            return x.at[jnp.where(counts, rows, x.shape[0])].set(new.astype(x.dtype), mode="drop")
+    def put(x: Array, new: Array) -> Array:
+        return x.at[jnp.where(counts, ids, x.shape[0])].set(new.astype(x.dtype), mode="drop")
 
-        return jax.tree.map(put_leaf, table, values)
-
-    optimizer = put(kept.optimizer, new.optimizer, ids if slots is None else slots)
-    return put(kept._replace(optimizer={}), new._replace(optimizer={}), ids)._replace(
-        optimizer=optimizer
-    )
+    return jax.tree.map(put, kept, new)

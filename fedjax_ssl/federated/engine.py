@@ -35,7 +35,7 @@ from fedjax_ssl.federated.packing import packing
 from fedjax_ssl.federated.recipe import Method, Recipe, check_is_recipe
 from fedjax_ssl.federated.round import CLIENT_MODELS, draw_cohort, run_round
 from fedjax_ssl.federated.sampler import with_local_steps
-from fedjax_ssl.federated.setup import KEEP_BY, WEIGHTINGS, Setup
+from fedjax_ssl.federated.setup import WEIGHTINGS, Setup
 from fedjax_ssl.federated.uploads import sums
 from fedjax_ssl.federated.uploads.transform import UploadTransform, chain, check_covers
 from fedjax_ssl.keys import named_key
@@ -56,7 +56,7 @@ def build(recipe: Recipe) -> Method:
     Raises:
         ValueError: if it is no recipe, a stage but the last has no length, a stage has no term or
             two of one name, a term moves a group that is not there, a private group is not there,
-            `weighting` or `keep_by` of the setup is unknown, the states of local optimizers are
+            `weighting` of the setup is unknown, the states of local optimizers are
             both kept and averaged, clients that train alone need a server or a mean of these
             states, the network has no class scores and the method reads them, or the batches of a
             stage cannot go on from round to round (`local_steps`).
@@ -472,7 +472,6 @@ def _check(recipe: Recipe) -> None:
             "clients that train alone have no mean of their optimizers' states; leave "
             "average_state out"
         )
-    check_choices(KEEP_BY, keep_by=setup.keep_by)
     if any(stage.rounds is None for stage in recipe.stages[:-1]):
         raise ValueError("every stage but the last needs a number of rounds")
     if not set(private) <= set(groups):

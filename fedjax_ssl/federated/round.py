@@ -92,7 +92,7 @@ def run_round(
 
     def context_of(state: ServerState) -> RoundContext:
         clients = clients_of(data, cohort.ids, cohort.valid, part)
-        kept = gather_states(state.clients, cohort.ids, slots if setup.keep_by == "slot" else None)
+        kept = gather_states(state.clients, cohort.ids)
         return RoundContext(
             key=key,
             run_key=run_key,
@@ -313,7 +313,6 @@ def _at_server(
     kept = Kept({}, state.server if stage.keep_server_optimizer else {}, {}, federated)
     own = setup._replace(
         keep_optimizer=stage.keep_server_optimizer,
-        keep_by="client",
         uploads=(),
         weighting="uniform",
         average_optimizer=False,
@@ -442,8 +441,6 @@ def _absorb(
     moved, optimizer_state = optimizer.apply(state.optimizer, before, summed.update, context)
     flat_state, unravel_state = ravel_pytree(state.model_state)
     scale = mean_scale(summed.weight).astype(flat_state.dtype)
-    slots = context.slots if setup.keep_by == "slot" else None
-    new = stacked.kept
     after = state._replace(
         params={
             g: packing(tree).unpack(moved[g]) if g in moved else tree
@@ -452,7 +449,7 @@ def _absorb(
         model_state=cut(unravel_state, flat_state + scale * summed.statistics),
         optimizer=optimizer_state,
         terms=download.terms,
-        clients=write_states(state.clients, new, context.clients.id, counts, slots),
+        clients=write_states(state.clients, stacked.kept, context.clients.id, counts),
         local_optimizer=_mean_optimizer(state.local_optimizer, summed.optimizer),
         uploads=uploads,
     )

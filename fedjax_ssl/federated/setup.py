@@ -25,8 +25,6 @@ WEIGHTINGS: dict[str, Callable[[Client], Float[Array, ""]]] = {
     "labelled": lambda client: client.num_labelled.astype(jnp.result_type(float)),
 }
 
-KEEP_BY = ("client", "slot")
-
 
 class Facts(NamedTuple):
     """Sizes of a run, for builders of what stands around a method."""
@@ -69,8 +67,6 @@ class Setup(NamedTuple):
     local_epochs: int  # passes over the examples of a client in a round
     weighting: str = "uniform"  # of clients in the average: a name of `WEIGHTINGS`
     keep_optimizer: bool = False  # the state of local optimizers lives on between rounds
-    keep_by: str = "client"
-    # ^ such a state belongs to a client, or to a "slot" of the cohort, whichever client fills it
     average_optimizer: bool = False
     # ^ clients start from the mean of the last cohort's states at its end
     rounds: int | None = None  # rounds of the run; None: not known

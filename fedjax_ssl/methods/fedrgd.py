@@ -27,7 +27,8 @@ References:
 
 import warnings
 from dataclasses import dataclass
-from typing import Literal
+from functools import partial
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -45,22 +46,35 @@ from fedjax_ssl.federated import (
     Training,
 )
 from fedjax_ssl.federated.contract import (
+    AtClient,
     AtServer,
+    Broadcast,
     Client,
     ForLog,
+    LocalStep,
     Metrics,
     Now,
+    RoundContext,
+    StepTaken,
+    TakeStep,
     Term,
+    Traffic,
     View,
+    never,
 )
+from fedjax_ssl.federated.local_optimizer import over_layers
+from fedjax_ssl.federated.packing import packing
 from fedjax_ssl.federated.sampler import fixed_steps, paired_batches
 from fedjax_ssl.federated.setup import Setup
+from fedjax_ssl.federated.traffic import count
 from fedjax_ssl.methods.parts.consistency import LABELLED, UNLABELLED, judge_unlabelled, strong_view
 from fedjax_ssl.methods.parts.recommended import AT_CLIENTS
 from fedjax_ssl.methods.parts.settings import Count, CountOrZero, Weight
 from fedjax_ssl.methods.parts.terms import augmented_view, supervised_term
 from fedjax_ssl.objectives import fixmatch_loss
 
+GROUP = "model"
+MOMENTUM = "momentum by slot"
 _FIELDS = {
     "strong_augment.name": "shift",
     "strong_augment.pixels": 1,
@@ -71,7 +85,6 @@ _FIELDS = {
     "optimizer.nesterov": True,
     "optimizer.weight_decay": 1e-4,
     "optimizer.keep_state": True,
-    "optimizer.keep_by": "slot",
     "optimizer.batch_size": 10,
 }
 RECOMMENDED = {
@@ -113,8 +126,7 @@ def fedrgd(setup: Setup, settings: FedRGD) -> Recipe:
     users.
 
     Grouped averaging is `config.federated.name = "grouped"`, group norm `config.model.norm = "gn"`.
-    With `config.optimizer.keep_state` and `keep_by = "slot"` momentum stays with the slots, as in
-    the code.
+    With `config.optimizer.keep_state` momentum stays with the slots, as in the code.
 
     Args:
         setup: the run; users and server have batches of `batch_size`.
@@ -153,7 +165,56 @@ def fedrgd(setup: Setup, settings: FedRGD) -> Recipe:
             labelled_quota="any" if learns else "only",
         )
         needs = Needs(("server",)) if learns else Needs(("labels", "server"), every_one=True)
-    return Recipe(setup, (stage,), needs=needs)
+    if setup.keep_optimizer:
+        stage = stage.with_terms(momentum_by_slot(setup))
+    return Recipe(setup._replace(keep_optimizer=False), (stage,), needs=needs)
+
+
+def momentum_by_slot(setup: Setup) -> Term:
+    """Return a term without a loss that keeps the state of the users' optimizer by their places in
+    the cohort, whoever fills them.
+    """
+
+    def init(key: Array, params: PyTree, *_: Any) -> PyTree:
+        optimizer = over_layers(setup.local_optimizer, lambda: {GROUP: params})
+        state = optimizer.init({GROUP: packing(params).pack(params)})
+        return jax.tree.map(lambda x: jnp.stack([x] * setup.cohort_size), state)
+
+    def prepare(state: PyTree, context: RoundContext) -> tuple[Broadcast, PyTree]:
+        slots = context.slots
+        assert slots is not None
+        return Broadcast(jax.tree.map(lambda x: x[slots], state)), state
+
+    def wrap_step(step: TakeStep, name: str) -> TakeStep:
+        def take(at: LocalStep) -> StepTaken:
+            first = partial(jnp.where, at.inputs.number == 0)
+            own = jax.tree.map(first, at.inputs.client.sent[name], at.optimizer)
+            taken = step(at._replace(optimizer=own))
+            return taken._replace(local={**taken.local, name: taken.optimizer})
+
+        return take
+
+    def server_update(state: PyTree, outcome: RoundResult) -> PyTree:
+        slots = outcome.context.slots
+        assert slots is not None
+
+        def put(old: Array, new: Array) -> Array:
+            return old.at[jnp.where(outcome.counts, slots, old.shape[0])].set(new, mode="drop")
+
+        return jax.tree.map(put, state, outcome.uploads)
+
+    return Term(
+        MOMENTUM,
+        (),
+        lambda step: jnp.zeros(()),
+        server=AtServer(init, prepare, never, server_update),
+        client=AtClient(
+            start=lambda state, *_: jax.tree.map(lambda x: x[0], state),
+            wrap_step=wrap_step,
+            collect=lambda trained: trained.local[MOMENTUM],
+        ),
+        log=ForLog(traffic=lambda outcome: Traffic(count(0), count(0))),
+    )
 
 
 def unlabelled_term(setup: Setup, settings: FedRGD) -> Term:

@@ -410,7 +410,6 @@ def setup_of(
             summation=_summation_of(config["sum"]),
             keep_optimizer=local["keep_state"],
             average_optimizer=local["average_state"],
-            keep_by=local["keep_by"],
             rounds=facts.rounds,
             min_labelled=federation.min_labelled,
             draw_cohort=draw_cohort,

@@ -12,8 +12,10 @@ from fedjax_ssl import federated, methods
 from fedjax_ssl.federated import FederatedOptimizer, Recipe, Setup, Stage, Term, Training, build
 from fedjax_ssl.federated.grouped import averaging, default_sizes, equal_sizes
 from fedjax_ssl.methods.fedrgd import (
+    MOMENTUM,
     FedRGD,
     cosine_factor,
+    momentum_by_slot,
     with_step_schedule,
 )
 from fedjax_ssl.objectives import fixmatch_loss
@@ -165,23 +167,18 @@ def test_momentum_stays_with_the_slots(float64) -> None:
     """Two clients of which one is drawn per round: they go on with each other's momentum."""
     data = toy.federation(sizes=(4, 4), labelled=(4, 4))
 
-    def pulled(keep_by: str, rounds: int, steps: int, keep: bool = True) -> float:
+    def pulled(keep_by: str, rounds: int, steps: int) -> float:
         term = Term("pull", (), lambda step: 0.5 * jnp.sum((step.params["b"] - 2.0) ** 2))
         momentum = federated.local_optimizer(momentum=0.9)
         run = run_of(data, federated.fedavg(), cohort_size=1, local_optimizer=momentum)
-        run = run._replace(keep_optimizer=keep, keep_by=keep_by)
-        method = build(
-            Recipe(
-                run,
-                (Stage(Training((term,), toy.in_order("all", 4, steps)), labelled_quota="any"),),
-            )
-        )
+        terms = (term, momentum_by_slot(run)) if keep_by == "slot" else (term,)
+        run = run._replace(keep_optimizer=keep_by == "client")
+        stage = Stage(Training(terms, toy.in_order("all", 4, steps)), labelled_quota="any")
+        method = build(Recipe(run, (stage,)))
         return float(toy.train(method, KEY, data, rounds)[0].params["model"]["b"][0])
 
-    assert pulled("slot", 4, 2) == pytest.approx(pulled("slot", 1, 8, keep=False), rel=1e-12)
+    assert pulled("slot", 4, 2) == pytest.approx(pulled("nobody", 1, 8), rel=1e-12)
     assert abs(pulled("client", 4, 2) - pulled("slot", 4, 2)) > 1e-3
-    with pytest.raises(ValueError, match=r"keep_by is 'slots'. Did you mean 'slot'"):
-        pulled("slots", 1, 1)
 
 
 @pytest.fixture(scope="module")
@@ -192,7 +189,7 @@ def trained():
         "local_optimizer": federated.local_optimizer(momentum=0.9, nesterov=True),
         "keep_optimizer": True,
     }
-    changes = {"keep_by": "slot", "augment": toy.jitter, **momentum}
+    changes = {"augment": toy.jitter, **momentum}
     return trained_by(data, federated.grouped((3, 3)), 2, changes)
 
 
@@ -205,9 +202,7 @@ def test_the_global_model_is_the_mean_of_groups_that_differ(trained) -> None:
     np.testing.assert_allclose(leaves, models.mean(0), rtol=1e-6)
     assert int(info["clients"]) == 6
     assert all(
-        np.any(table[:6] != 0)
-        for table in jax.tree.leaves(state.clients.optimizer)
-        if table.ndim > 1
+        np.any(table != 0) for table in jax.tree.leaves(state.terms[MOMENTUM]) if table.ndim > 1
     )
     assert jax.tree.leaves(state.server)[0].shape[0] == 2, (
         "a replica per group goes on with its momentum"
