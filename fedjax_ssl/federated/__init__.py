@@ -11,7 +11,9 @@ from fedjax_ssl.lazy import attach
 
 if TYPE_CHECKING:
     from fedjax_ssl.federated.client import AVERAGE, LOCAL_STEP
-    from fedjax_ssl.federated.client_states import all_clients, own_model
+    from fedjax_ssl.federated.client_states import (
+        all_clients,
+    )
     from fedjax_ssl.federated.cohort import (
         COHORTS,
         CohortSampler,
@@ -35,7 +37,6 @@ if TYPE_CHECKING:
         Losses,
         Now,
         Packed,
-        ParameterGroups,
         Params,
         PyTree,
         RoundContext,
@@ -113,7 +114,7 @@ if TYPE_CHECKING:
         participation,
     )
     from fedjax_ssl.federated.placement import PLACEMENTS, REDUCTIONS, deal, map_clients
-    from fedjax_ssl.federated.recipe import Method, Needs, Recipe
+    from fedjax_ssl.federated.recipe import Method, Needs, ParameterGroups, Recipe, own_model
     from fedjax_ssl.federated.round import CLIENT_MODELS
     from fedjax_ssl.federated.sampler import (
         Steps,

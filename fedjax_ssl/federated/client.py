@@ -25,7 +25,6 @@ from fedjax_ssl.federated.contract import (
     Losses,
     Packed,
     Packing,
-    ParameterGroups,
     Params,
     Snapshot,
     Step,
@@ -49,6 +48,7 @@ from fedjax_ssl.federated.messages import (
 from fedjax_ssl.federated.optimizers import Grouped, Local, Report
 from fedjax_ssl.federated.packing import apart, cut, packing
 from fedjax_ssl.federated.plan import Batch, ClientProgress, Plan, batch_of, step_bound
+from fedjax_ssl.federated.recipe import ParameterGroups
 from fedjax_ssl.federated.setup import WEIGHTINGS, Setup
 from fedjax_ssl.federated.uploads.transform import (
     REPORTED,

@@ -2,18 +2,18 @@
 them, read by id.
 """
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Bool, Int
 
 from fedjax_ssl.data import FederatedData, rounds_of_a_part
-from fedjax_ssl.federated.contract import Client, Kept, ParameterGroups, ServerState
-from fedjax_ssl.federated.packing import packing
+from fedjax_ssl.federated.contract import (
+    Client,
+    Kept,
+)
 
 PyTree = Any
 
@@ -132,22 +132,6 @@ def server_as_client(data: FederatedData) -> Client:
     return Client(
         jnp.zeros((1,), jnp.int32), rows, observed, count, count, sent={}, sent_by_optimizer=()
     )
-
-
-def own_model(
-    groups: ParameterGroups,
-) -> Callable[[ServerState, Int[Array, ""]], tuple[PyTree, PyTree]]:
-    """Return the network with a client's own private groups, as `Recipe.client_model`."""
-
-    def model_of(state: ServerState, client: Int[Array, ""]) -> tuple[PyTree, PyTree]:
-        own = jax.tree.map(lambda table: table[client], state.clients.params)
-        kept = {g: packing(state.params[g]).unpack(arrays) for g, arrays in own.items()}
-        statistics = state.model_state
-        if groups.own_statistics:
-            statistics = ravel_pytree(statistics)[1](state.clients.model_state[client])
-        return groups.combine({**state.params, **kept}), statistics
-
-    return model_of
 
 
 def gather_states(kept: Kept, ids: Int[Array, " p"]) -> Kept:

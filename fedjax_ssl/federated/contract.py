@@ -584,25 +584,3 @@ class Sampler(NamedTuple):
     going_on: Callable[[int], "Sampler"] | None = None
     # ^ (local steps a round) -> the same batches, so many a round; epochs over labelled examples go
     # on where the client's last round ended
-
-
-class ParameterGroups(NamedTuple):
-    """Parameter groups of a network."""
-
-    names: tuple[str, ...] = ("model",)
-    # ^ in the order in which a local step updates them; of several, one that has no row of a batch
-    # in a step takes no step at all
-    private: tuple[str, ...] = ()
-    # ^ those that every client keeps to itself and that are never averaged (FedRep's heads); the
-    # server's own training uses the common ones
-    split: Callable[[PyTree], Params] = lambda params: {"model": params}
-    # ^ a freshly initialized network's parameters -> parameters by group
-    combine: Callable[[Params], PyTree] = lambda params: params["model"]
-    # ^ parameters by group -> the network's parameters
-    own_statistics: bool = False
-    # ^ batch statistics stay at each client too, and are never averaged
-
-    @property
-    def shared(self) -> tuple[str, ...]:
-        """Groups that are sent and averaged."""
-        return tuple(group for group in self.names if group not in self.private)

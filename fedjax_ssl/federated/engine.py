@@ -14,7 +14,10 @@ from jaxtyping import Array, Int
 
 from fedjax_ssl.checks import check_choices, check_whole_numbers
 from fedjax_ssl.data import FederatedData
-from fedjax_ssl.federated.client_states import all_clients, own_model, part_of
+from fedjax_ssl.federated.client_states import (
+    all_clients,
+    part_of,
+)
 from fedjax_ssl.federated.contract import (
     AtServer,
     Client,
@@ -22,7 +25,6 @@ from fedjax_ssl.federated.contract import (
     Count,
     Kept,
     Metrics,
-    ParameterGroups,
     Params,
     ServerState,
     Stage,
@@ -32,7 +34,7 @@ from fedjax_ssl.federated.execution import Execution
 from fedjax_ssl.federated.leaves import what_leaves
 from fedjax_ssl.federated.local_optimizer import over_layers
 from fedjax_ssl.federated.packing import packing
-from fedjax_ssl.federated.recipe import Method, Recipe, check_is_recipe
+from fedjax_ssl.federated.recipe import Method, ParameterGroups, Recipe, check_is_recipe, own_model
 from fedjax_ssl.federated.round import CLIENT_MODELS, draw_cohort, run_round
 from fedjax_ssl.federated.sampler import with_local_steps
 from fedjax_ssl.federated.setup import WEIGHTINGS, Setup

@@ -3,8 +3,10 @@
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
-from jaxtyping import Array
+from jax.flatten_util import ravel_pytree
+from jaxtyping import Array, Int
 
 from fedjax_ssl.data import FederatedData
 from fedjax_ssl.errors import UserError
@@ -13,7 +15,7 @@ from fedjax_ssl.federated.contract import (
     Cohort,
     Metrics,
     Now,
-    ParameterGroups,
+    Params,
     PyTree,
     Sampler,
     Schedule,
@@ -21,10 +23,49 @@ from fedjax_ssl.federated.contract import (
     Stage,
     Training,
 )
+from fedjax_ssl.federated.packing import packing
 from fedjax_ssl.federated.setup import Setup
 from fedjax_ssl.federated.uploads.transform import UploadTransform
 from fedjax_ssl.models import Outputs
 from fedjax_ssl.own_code import check_arguments, where
+
+
+class ParameterGroups(NamedTuple):
+    """Parameter groups of a network."""
+
+    names: tuple[str, ...] = ("model",)
+    # ^ in the order in which a local step updates them; of several, one that has no row of a batch
+    # in a step takes no step at all
+    private: tuple[str, ...] = ()
+    # ^ those that every client keeps to itself and that are never averaged (FedRep's heads); the
+    # server's own training uses the common ones
+    split: Callable[[PyTree], Params] = lambda params: {"model": params}
+    # ^ a freshly initialized network's parameters -> parameters by group
+    combine: Callable[[Params], PyTree] = lambda params: params["model"]
+    # ^ parameters by group -> the network's parameters
+    own_statistics: bool = False
+    # ^ batch statistics stay at each client too, and are never averaged
+
+    @property
+    def shared(self) -> tuple[str, ...]:
+        """Groups that are sent and averaged."""
+        return tuple(group for group in self.names if group not in self.private)
+
+
+def own_model(
+    groups: ParameterGroups,
+) -> Callable[[ServerState, Int[Array, ""]], tuple[PyTree, PyTree]]:
+    """Return the network with a client's own private groups, as `Recipe.client_model`."""
+
+    def model_of(state: ServerState, client: Int[Array, ""]) -> tuple[PyTree, PyTree]:
+        own = jax.tree.map(lambda table: table[client], state.clients.params)
+        kept = {g: packing(state.params[g]).unpack(arrays) for g, arrays in own.items()}
+        statistics = state.model_state
+        if groups.own_statistics:
+            statistics = ravel_pytree(statistics)[1](state.clients.model_state[client])
+        return groups.combine({**state.params, **kept}), statistics
+
+    return model_of
 
 
 class Needs(NamedTuple):

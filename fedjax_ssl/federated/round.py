@@ -29,7 +29,6 @@ from fedjax_ssl.federated.contract import (
     Kept,
     Metrics,
     Now,
-    ParameterGroups,
     RoundContext,
     RoundResult,
     ServerState,
@@ -42,6 +41,7 @@ from fedjax_ssl.federated.messages import Arrivals, Download, Sums
 from fedjax_ssl.federated.optimizers import fedavg, mean_scale
 from fedjax_ssl.federated.packing import cut, packing
 from fedjax_ssl.federated.placement import train_cohort
+from fedjax_ssl.federated.recipe import ParameterGroups
 from fedjax_ssl.federated.round_log import bytes_sent, with_server, work_done
 from fedjax_ssl.federated.setup import Setup
 from fedjax_ssl.federated.traffic import BYTES_PER_NUMBER, count, entries
