@@ -2,6 +2,7 @@
 log says of it.
 """
 
+from collections.abc import Callable
 from functools import partial, reduce
 from typing import Any, cast
 
@@ -76,29 +77,70 @@ def run_round(
         data: the federation.
         execution: where the clients run.
     """
-    key = _round_key(run_key, state.round)
     rate = setup.learning_rate(state.round - start)
-    part = part_of(data, state.round, setup.rounds)
+    train_server = partial(_train_server, setup, groups, stage, data, rate)
+    before = state
+    logs: list[Metrics] = []
+    # 1. Who takes part.
+    context_of = _contexts(setup, groups, stage, start, run_key, state.round, data)
+    # 2. The server trains, where it does so before the clients.
+    if stage.server is not None and "before" in stage.when:
+        state, log = train_server(context_of(state), state, "server before")
+        logs.append(log)
+    # 3. The clients train, and their changes are averaged.
+    info: Metrics = {}
+    context = context_of(state)
+    if stage.clients is not None:
+        state, info = _train_clients(setup, groups, stage, data, rate, context, state, execution)
+    # 4. The server trains, where it does so after them.
+    if stage.server is not None and "after" in stage.when:
+        state, log = train_server(context_of(state), state, "server")
+        logs.append(log)
+    # Where nobody is there, the server does nothing either; but a transform may have to do with
+    # every sum, also one of nobody: the noise of privacy.
+    if setup.participation and stage.clients and chain(*setup.uploads).at_server is None:
+        there = partial(jnp.where, jnp.any(context.valid))
+        state = jax.tree.map(there, state, before._replace(clients=state.clients))
+    # 5. The log.
+    info = reduce(with_server, logs, info)
+    if setup.average_optimizer:
+        info = {"optimizer_state_bytes": count(0), **info}
+    own_rate = getattr(setup.local_optimizer, "own_rate", False)
+    info["learning_rate"] = jnp.full_like(rate, jnp.nan) if own_rate else rate
+    return state._replace(round=state.round + 1), info
+
+
+def _contexts(
+    setup: Setup,
+    groups: ParameterGroups,
+    stage: Stage,
+    start: int,
+    run_key: Key[Array, ""],
+    number: Int[Array, ""],
+    data: FederatedData,
+) -> Callable[[ServerState], RoundContext]:
+    """Draw the cohort of a round; returns what makes the round's data of a state."""
+    key = _round_key(run_key, number)
+    part = part_of(data, number, setup.rounds)
     federation = all_clients(data, part)
     drawn = None
     if isinstance(data.inputs, LoadedInputs):
         drawn = data.inputs.drawn
         federation = federation._replace(rows=cast(Array, NotLoaded(federation.rows.shape)))
     if drawn is None or stage.clients is None:
-        cohort = draw_cohort(setup, stage, run_key, state.round, federation)
+        cohort = draw_cohort(setup, stage, run_key, number, federation)
     else:  # not drawn again: the examples of these clients are there, and no others
-        cohort = Cohort(*(table[state.round - drawn.first] for table in (drawn.ids, drawn.valid)))
+        cohort = Cohort(*(table[number - drawn.first] for table in (drawn.ids, drawn.valid)))
     slots = random_slots(named_key(key, "slots"), cohort.ids, cohort.valid, data.num_clients)
 
     def context_of(state: ServerState) -> RoundContext:
         clients = clients_of(data, cohort.ids, cohort.valid, part)
-        kept = gather_states(state.clients, cohort.ids)
         return RoundContext(
             key=key,
             run_key=run_key,
-            number=state.round - start,
-            round=state.round,
-            clients=clients._replace(kept=kept),
+            number=number - start,
+            round=number,
+            clients=clients._replace(kept=gather_states(state.clients, cohort.ids)),
             valid=cohort.valid,
             all_clients=federation._replace(kept=state.clients),
             params=groups.combine(state.params),
@@ -109,32 +151,7 @@ def run_round(
             slots=slots,
         )
 
-    train_server = partial(_train_server, setup, groups, stage, data, rate)
-    before = state
-    info: Metrics = {}
-    logs: list[Metrics] = []
-    if stage.server is not None and "before" in stage.when:
-        state, log = train_server(context_of(state), state, "server before")
-        logs.append(log)
-    if stage.clients is not None:
-        context = context_of(state)
-        state, info = _train_clients(setup, groups, stage, data, rate, context, state, execution)
-    if stage.server is not None and "after" in stage.when:
-        state, log = train_server(context_of(state), state, "server")
-        logs.append(log)
-    info = reduce(with_server, logs, info)
-    if setup.average_optimizer:
-        info = {"optimizer_state_bytes": count(0), **info}
-    own_rate = getattr(setup.local_optimizer, "own_rate", False)
-    info["learning_rate"] = jnp.full_like(rate, jnp.nan) if own_rate else rate
-    # A transform may have to do with every sum, also one of nobody: the noise of privacy.
-    alone = chain(*setup.uploads).at_server is None
-    participation = setup.participation
-    if participation and stage.clients and alone:
-        # Where nobody is there, the server does nothing either.
-        there = partial(jnp.where, jnp.any(cohort.valid))
-        state = jax.tree.map(there, state, before._replace(clients=state.clients))
-    return state._replace(round=state.round + 1), info
+    return context_of
 
 
 def draw_cohort(

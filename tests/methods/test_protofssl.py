@@ -358,9 +358,7 @@ def test_labels_that_an_episode_misses_are_said_before_training() -> None:
     with pytest.raises(ValueError, match=r"no client has two labels of one class.*client 3 labels"):
         method.recipe.check(single)
     towards_helpers = build(single, proto_source="global")
-    assert (
-        towards_helpers.check is not None and "6 a single one" in towards_helpers.check(single)[0]
-    )
+    assert "6 a single one" in towards_helpers.recipe.check(single)[0]
 
 
 @pytest.mark.thorough
