@@ -3,6 +3,7 @@ train(key)`, `over_seeds` for many of them, and `train` on arrays, without a con
 """
 
 import contextlib
+import dataclasses
 import functools
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -17,7 +18,8 @@ from jaxtyping import Array, Key
 from fedjax_ssl import federated
 from fedjax_ssl.backend import backend
 from fedjax_ssl.config import ConfigError
-from fedjax_ssl.data import FederatedData
+from fedjax_ssl.data import Drawing, FederatedData
+from fedjax_ssl.data.federation.federated_data import of_one_shape
 from fedjax_ssl.federated import Method, Recipe, ServerState
 from fedjax_ssl.federated.contract import Metrics
 from fedjax_ssl.runs import own_callbacks
@@ -25,6 +27,7 @@ from fedjax_ssl.runs.build import (
     Built,
     Experiment,
     build,
+    drawing_of,
     federate,
     load_experiment,
     rest_of,
@@ -42,7 +45,7 @@ PyTree = Any
 
 
 class Train:
-    """The function that `make_train` returns: key -> (final state, metrics)."""
+    """The function that `make_train` returns: (key, numbers, federation) -> (state, metrics)."""
 
     def __init__(self, experiment: Experiment):
         """Keep what is the same for all keys.
@@ -50,76 +53,57 @@ class Train:
         Args:
             experiment: config and dataset.
         """
-        self._experiment = experiment
-        self._compiled = jax.jit(self.traced)
-
-    def on(self, devices: int) -> "Train":
-        """Give the same function, on this many devices where the config leaves their number
-        open.
-        """
-        config = self._experiment.config.copy_and_resolve_references()
-        with config.unlocked():
-            config.federated.devices = config.federated.devices or devices
-        return Train(self._experiment._replace(config=config))
+        self.experiment = experiment
+        self._programs: dict[Any, Any] = {}
+        self._inputs: Array | None = None
 
     @functools.cached_property
-    def _of_one_key(self) -> FederatedData:
-        return federate(self._experiment, jax.random.key(0))
+    def _drawing(self) -> Drawing | None:
+        return drawing_of(self.experiment)
 
-    @property
-    def inputs(self) -> Array:
-        """Examples on the device, an argument of the compiled program."""
-        return self._of_one_key.inputs
-
-    @functools.cached_property
-    def takes_the_host(self) -> bool:
-        """Returns whether the host takes part in rounds: it brings examples, or computes some of
-        a round.
-        """
-        return (
-            self._experiment.host is not None
-            or self._experiment.config.model.train != "all"  # the rest is an argument of programs
-            or build(self._experiment, self._of_one_key).method.recipe.on_host
-        )
+    def draw(self, key: Key[Array, ""]) -> FederatedData:
+        """Draw the federation of a key, which is not traced; all of them share their examples."""
+        if is_traced(key):
+            raise ConfigError(
+                "the key is traced by jit or vmap, and a federation is drawn by a known key; draw "
+                "it before: jax.jit(train)(key, numbers, train.draw(key))"
+            )
+        with jax.ensure_compile_time_eval():  # somebody's jit may be around a fixed key
+            found = federate(self.experiment, key, self._inputs, self._drawing)
+        self._inputs = found.inputs
+        return found
 
     def __call__(
-        self, key: Key[Array, ""], hyperparameters: Mapping[str, Array] | None = None
-    ) -> tuple[ServerState, Metrics]:
-        """Train; see `make_train`."""
-        if is_traced(key, hyperparameters):
-            return self.traced(None, key, hyperparameters)
-        if self.takes_the_host:
-            return self._block_by_block(key, hyperparameters or {})
-        trained: tuple[ServerState, Metrics] = _awaited(
-            self._compiled(self.inputs, key, hyperparameters)
-        )
-        return trained
-
-    def traced(
         self,
-        inputs: Array | None,
         key: Key[Array, ""],
         hyperparameters: Mapping[str, Array] | None = None,
+        federation: FederatedData | None = None,
     ) -> tuple[ServerState, Metrics]:
-        """Train as a pure function of the examples, if they are no constant, the key and
-        numbers; may be traced.
-        """
-        experiment = self._experiment
+        """Train; see `make_train`."""
+        numbers = hyperparameters or {}
+        federation = self.draw(key) if federation is None else federation
+        if is_traced(key, numbers, federation):
+            return self._traced(key, numbers, federation)
+        return self._block_by_block(key, numbers, federation)
+
+    def _traced(
+        self, key: Key[Array, ""], numbers: Mapping[str, Array], federation: FederatedData
+    ) -> tuple[ServerState, Metrics]:
+        """Train as a pure function of arrays."""
+        experiment = self.experiment
         if experiment.host is not None:
             raise ConfigError(
                 "config.data.residence is 'host', but a program that trains from beginning to "
                 "end needs all examples on the device; call train(key) without jit or vmap "
                 "around it"
             )
-        federation = federate(experiment, key, inputs)
-        start = start_of(experiment)
-        built = build(experiment, federation, hyperparameters, start, rest_of(key))
+        built = build(experiment, federation, numbers, start_of(experiment), rest_of(key))
         method = built.method
         key = round_key(experiment.config, key)
         state = method.init(key, federation)
 
         every = experiment.config.eval_every
-        rounds, costs = _private(built, hyperparameters or {})
+        rounds, costs = _private(built, numbers)
         names = experiment.config.metrics
         state, metrics = jax.lax.scan(
             lambda s, _: run_block(method, s, key, federation, every, names),
@@ -138,17 +122,16 @@ class Train:
         return state, metrics | {name: jnp.asarray(values) for name, values in costs.items()}
 
     def _block_by_block(
-        self, key: Key[Array, ""], hyperparameters: Mapping[str, Array]
+        self, key: Key[Array, ""], numbers: Mapping[str, Array], federation: FederatedData
     ) -> tuple[ServerState, Metrics]:
-        """Train where the host takes part: it brings examples, or computes some of a round."""
-        experiment = self._experiment
+        """Train by the programs of a run, which are compiled once for all calls."""
+        experiment = self.experiment
         rows = []
         config = experiment.config
-        federation = federate(experiment, key)
         weights = None if config.model.train == "all" else start_of(experiment)
-        built = build(experiment, federation, hyperparameters, weights, rest_of(key))
-        end, costs = _private(built, hyperparameters)
-        program = Program(built, key=key, numbers=hyperparameters)
+        built = build(experiment, federation, numbers, weights, rest_of(key))
+        end, costs = _private(built, numbers)
+        program = Program(built, self._programs, key=key, numbers=numbers)
         mesh = built.execution.mesh
         state, inputs = share_out((program.init(), program.inputs), mesh)
         with contextlib.ExitStack() as stack:
@@ -216,20 +199,19 @@ def make_train(config: ml_collections.ConfigDict) -> Train:
     """Make a whole experiment one function of a key.
 
     `train(key)` draws the partition, the labels kept, the initial network and everything else from
-    `key`, runs all rounds and evaluates every `config.eval_every` rounds. It compiles itself, with
-    the examples as an argument of the program; `over_seeds(train)(keys)` is a seed sweep in one
-    compiled program. `train(key, {"optimizer.learning_rate": rate})` replaces settings that enter
-    as numbers. It can be traced (`jax.vmap` over rates); then the examples are constants of that
-    program.
+    `key`, runs all rounds and evaluates every `config.eval_every` rounds. `train(key,
+    {"optimizer.learning_rate": rate})` replaces settings that enter as numbers, and `train(key,
+    numbers, train.draw(key))` takes a federation that is drawn already: so all three can be traced
+    by `jax.jit` and `jax.vmap`. `over_seeds(train)(keys)` is a seed sweep in one program.
 
     Args:
         config: as a config file returns it; its section `prediction`, and fine-tuning
             (`config.personalize.epochs` or `steps`), are left to `run`.
 
     Returns:
-        `train(key, hyperparameters=None) -> (final state, metrics)`; every metric is an array with
-        one entry per evaluation (of `fedjax_ssl.federated.BY_CLIENT`: a row), "round" says after
-        which. "bytes_up" and "bytes_down" are exact beyond 32 bits, as `Count`:
+        `train(key, hyperparameters=None, federation=None) -> (final state, metrics)`; every metric
+        is an array with one entry per evaluation (of `fedjax_ssl.federated.BY_CLIENT`: a row),
+        "round" says after which. "bytes_up" and "bytes_down" are exact beyond 32 bits, as `Count`:
         `fedjax_ssl.federated.to_numbers(metrics)` turns all metrics into NumPy arrays. With
         `config.privacy`, "epsilon" is among them, and a budget ends the rounds.
 
@@ -314,17 +296,27 @@ def train(
     return state, rows
 
 
-def over_seeds(train: Callable[..., PyTree], mesh: Mesh | None = None) -> Callable[..., PyTree]:
-    """Make one compiled program of many runs: `over_seeds(train)(keys)`, with a leading axis on
-    every result.
+def over_runs(one: Callable[..., PyTree]) -> Callable[..., PyTree]:
+    """Make a function of arrays one of many runs, with a leading axis: vectorized (`jax.vmap`) on
+    accelerators, in turn (`jax.lax.map`) on a CPU.
+    """
+    if backend() != "cpu":
+        return jax.vmap(one, axis_name=federated.VECTORIZED_RUNS)
+    return lambda *arguments: jax.lax.map(lambda each: one(*each), arguments)
 
-    On accelerators the runs are vectorized (`jax.vmap`), which fills the device. On a CPU they
-    follow one another in the program (`jax.lax.map`): there the work is the limit, and vectorized
-    runs take longer than the same runs in turn (docs/speed.md, W8).
+
+def over_seeds(train: Train, mesh: Mesh | None = None) -> Callable[..., PyTree]:
+    """Make one compiled program of many runs: `over_seeds(train)(keys)`, with a leading axis on
+    every result. `over_seeds(train)(keys, {"optimizer.learning_rate": rates})` has a number for
+    each run.
+
+    The federations are drawn, padded to one shape and stacked. On accelerators the runs are
+    vectorized (`jax.vmap`), which fills the device. On a CPU they follow one another in the program
+    (`jax.lax.map`): there the work is the limit, and vectorized runs take longer than the same runs
+    in turn (docs/speed.md, W8).
 
     Args:
-        train: what `make_train` returns, or another function of a key (and of further arrays with
-            the same leading axis).
+        train: what `make_train` returns.
         mesh: devices that share the runs, with axes ("seeds", "clients"): seeds are dealt in equal
             blocks along the first axis, and the devices along the second one share each cohort of
             their seeds. `train` comes from a config whose `federated.devices` is the length of the
@@ -339,50 +331,52 @@ def over_seeds(train: Callable[..., PyTree], mesh: Mesh | None = None) -> Callab
         >>> metrics["test_accuracy"].shape  # seeds, evaluations
         (3, 2)
     """
-
-    def here(examples: PyTree, *arguments: PyTree) -> PyTree:
-        one = functools.partial(train.traced, examples) if isinstance(train, Train) else train
-        if backend() != "cpu":
-            return jax.vmap(one, axis_name=federated.VECTORIZED_RUNS)(*arguments)
-        return jax.lax.map(lambda each: one(*each), arguments)
-
-    def on_devices(examples: PyTree, *arguments: PyTree) -> PyTree:
-        if mesh is None:
-            return here(examples, *arguments)
-        groups = mesh.shape["seeds"]
-        share = PartitionSpec("seeds")
-        count = jax.tree.leaves(arguments)[0].shape[0]
-        if count % groups:
-            raise ValueError(
-                f"there are {count} seeds for {groups} groups of devices along the mesh's axis "
-                f"'seeds'; their number must be a multiple of {groups}"
-            )
-        # Local training starts from the same values on all devices of a seed, which are not marked
-        # as differing.
-        specs = (PartitionSpec(), *[share] * len(arguments))
-        return jax.shard_map(here, mesh=mesh, in_specs=specs, out_specs=share, check_vma=False)(
-            examples, *arguments
-        )
-
     if mesh is not None and mesh.axis_names != ("seeds", "clients"):
         raise ValueError(
             f"the mesh has axes {mesh.axis_names}; a sweep over seeds takes ('seeds', 'clients')"
         )
-    if mesh is not None and isinstance(train, Train):
-        train = train.on(mesh.shape["clients"])
-    compiled = jax.jit(on_devices)
 
-    def sweep(*arguments: PyTree) -> PyTree:
-        if is_traced(arguments):
-            return on_devices(None, *arguments)
-        if not isinstance(train, Train):
-            return _awaited(compiled(None, *arguments))
-        if not train.takes_the_host:
-            return _awaited(compiled(train.inputs, *arguments))
-        count = jax.tree.leaves(arguments)[0].shape[0]
-        each = [
-            train(*jax.tree.map(lambda leaf, at=at: leaf[at], arguments)) for at in range(count)
-        ]
-        return jax.tree.map(lambda *leaves: jnp.stack(leaves), *each)
+    def here(examples: Array, *arguments: PyTree) -> PyTree:
+        def one(key: Key[Array, ""], federation: FederatedData, numbers: Any) -> PyTree:
+            return train(key, numbers, dataclasses.replace(federation, inputs=examples))
+
+        return over_runs(one)(*arguments)
+
+    def on_devices(examples: Array, *arguments: PyTree) -> PyTree:
+        # Local training starts from the same values on all devices of a seed, which are not marked
+        # as differing.
+        share = PartitionSpec("seeds")
+        specs = (PartitionSpec(), share, share, share)
+        return jax.shard_map(here, mesh=mesh, in_specs=specs, out_specs=share, check_vma=False)(
+            examples, *arguments
+        )
+
+    compiled = jax.jit(here if mesh is None else on_devices)
+
+    def sweep(keys: Key[Array, " s"], numbers: Mapping[str, Array] | None = None) -> PyTree:
+        numbers = numbers or {}
+        groups = 1 if mesh is None else mesh.shape["seeds"]
+        if len(keys) % groups:
+            raise ValueError(
+                f"there are {len(keys)} seeds for {groups} groups of devices along the mesh's axis "
+                f"'seeds'; their number must be a multiple of {groups}"
+            )
+        drawn = [train.draw(key) for key in keys]
+        if _takes_the_host(build(train.experiment, drawn[0])):
+            each = [
+                train(key, jax.tree.map(lambda leaf, at=at: leaf[at], numbers), drawn[at])
+                for at, key in enumerate(keys)
+            ]
+            return jax.tree.map(lambda *leaves: jnp.stack(leaves), *each)
+        alike = [dataclasses.replace(one, inputs=None) for one in of_one_shape(drawn)]
+        federations = jax.tree.map(lambda *leaves: jnp.stack(leaves), *alike)
+        return _awaited(compiled(drawn[0].inputs, keys, federations, dict(numbers)))
 
     return sweep
+
+
+def _takes_the_host(built: Built) -> bool:
+    """Tell whether rounds take examples, or a part of the network, from the host, or call it."""
+    method = built.method
+    host = built.experiment.host
+    return host is not None or built.frozen is not None or method.recipe.on_host

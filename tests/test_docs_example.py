@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import pytest
 
 from fedjax_ssl import data, presets
-from fedjax_ssl.runs.build import build, federate, load_experiment
+from fedjax_ssl.runs.build import build, load_experiment
 from fedjax_ssl.train import make_train
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
@@ -48,9 +48,10 @@ def test_entropy_term_makes_predictions_surer_and_the_network_learns(recipe: str
     train = make_train(config)
     experiment = load_experiment(config)
 
+    federation = train.draw(jax.random.key(0))
+
     def run(key: jax.Array, weight: jax.Array) -> tuple[jax.Array, jax.Array]:
-        state, metrics = train(key, {"method.entropy_weight": weight})
-        federation = federate(experiment, key)
+        state, metrics = train(key, {"method.entropy_weight": weight}, federation)
         log_probs = build(experiment, federation).method.predict(state, federation.inputs)
         return metrics["test_accuracy"][-1], -jnp.mean(
             jnp.sum(jnp.exp(log_probs) * log_probs, axis=1)

@@ -61,7 +61,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_ssl.data import Dataset, Split
-from fedjax_ssl.data.federation.pool import Bounds, Partition
+from fedjax_ssl.data.federation.pool import Partition
 from fedjax_ssl.data.federation.supervision import all_labels
 from fedjax_ssl.federated import Cohort
 
@@ -71,11 +71,11 @@ def nothing(num_classes=0):
 
 
 def partition(client=99):
-    return Partition(lambda key, pool: jnp.full(pool.labels.shape, client), lambda facts: Bounds(0, facts.most))
+    return Partition(lambda key, pool: jnp.full(pool.labels.shape, client))
 
 
 def short_partition():
-    return Partition(lambda key, pool: jnp.zeros(3, jnp.int32), lambda facts: Bounds(0, facts.most))
+    return Partition(lambda key, pool: jnp.zeros(3, jnp.int32))
 
 
 def supervision():

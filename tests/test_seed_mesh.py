@@ -37,8 +37,8 @@ def test_seeds_and_clients_on_four_devices_give_the_bits_of_one(keys):
     """Two groups of two devices: each group trains two seeds in turn and shares their cohorts of
     five clients.
     """
-    alone = jax.jit(over_seeds(make_train(config())))(keys)
-    many = jax.jit(over_seeds(make_train(config(**{"federated.devices": 2})), mesh(2, 2)))(keys)
+    alone = over_seeds(make_train(config()))(keys)
+    many = over_seeds(make_train(config(**{"federated.devices": 2})), mesh(2, 2))(keys)
     chex.assert_trees_all_equal(alone, many)
     assert len(np.unique(many[1]["loss"])) == 4
     assert {shard.device for shard in many[1]["loss"].addressable_shards} == set(jax.devices()[:4])
@@ -49,11 +49,11 @@ def test_a_mesh_that_does_not_fit_is_refused(keys):
     with pytest.raises(ValueError, match=r"axes \('clients',\); .* takes \('seeds', 'clients'\)"):
         over_seeds(train, Mesh(np.array(jax.devices()[:2]), ("clients",)))
     with pytest.raises(ValueError, match="3 seeds for 2 groups of devices"):
-        jax.eval_shape(over_seeds(train, mesh(2, 2)), keys[:3])
+        over_seeds(train, mesh(2, 2))(keys[:3])
     with pytest.raises(
         ValueError, match="2 devices are to share each cohort, but the surrounding shard_map has 4"
     ):
-        jax.eval_shape(over_seeds(train, mesh(1, 4)), keys[:1])
+        over_seeds(train, mesh(1, 4))(keys[:1])
 
 
 @pytest.mark.parametrize(

@@ -90,7 +90,9 @@ def digest(file: str, argument: str | None, changes: dict[str, object]) -> str:
         config.method.warmup_rounds = 1
     if config.optimizer.schedule_rounds is not None:
         config.optimizer.schedule_rounds = ROUNDS
-    state, _ = jax.jit(make_train(config))(jax.random.key(config.seed))
+    train = make_train(config)
+    key = jax.random.key(config.seed)
+    state, _ = jax.jit(train)(key, {}, train.draw(key))
     sha = hashlib.sha256()
     for path, leaf in sorted(
         jax.tree_util.tree_leaves_with_path(state.params), key=lambda entry: str(entry[0])

@@ -26,7 +26,7 @@ from fedjax_ssl.runs.compiler import compiled_program
 from fedjax_ssl.runs.devices import choose_devices, start_processor
 from fedjax_ssl.runs.processes import share_out
 from fedjax_ssl.runs.rounds import run_rounds
-from fedjax_ssl.train import over_seeds
+from fedjax_ssl.train import over_runs
 
 
 class Prepared(NamedTuple):
@@ -159,7 +159,7 @@ def compile_block(
         if workload.seeds == 1:  # as a run compiles it
             key, state = jax.tree.map(lambda x: x[0], (keys, states))
             return jax.tree.map(lambda x: x[None], one(key, state, federation))
-        sweep = partial(jax.vmap, axis_name=VECTORIZED_RUNS) if workload.vectorized else over_seeds
+        sweep = partial(jax.vmap, axis_name=VECTORIZED_RUNS) if workload.vectorized else over_runs
         return sweep(lambda key, state: one(key, state, federation))(keys, states)
 
     states = jax.jit(jax.vmap(method.init, in_axes=(0, None)))(keys, shared)

@@ -37,9 +37,6 @@ from fedjax_ssl.runs.devices import choose_devices
 from fedjax_ssl.runs.earlier import start_digest
 from fedjax_ssl.runs.processes import run_devices
 
-# Tables may be a quarter wider than a seed needs, so that another seed does not need another
-# program.
-_WIDEST = 1.25
 _AXES_OF_IMAGES = 4
 Start = Callable[[models.Model], models.Model]  # gives a network other weights to start from
 # what is not trained of a network of which a part is
@@ -173,7 +170,6 @@ def drawing_of(experiment: Experiment) -> data.Drawing | None:
             config.supervision.name,
             configs.options(config.supervision),
             data.HeldOut(**{one.name: section[one.name] for one in fields(data.HeldOut)}),
-            _WIDEST,
         )
 
 

@@ -11,7 +11,7 @@ import pytest
 import fedjax_ssl as fs
 from fedjax_ssl import runs
 from fedjax_ssl.config import resolve
-from fedjax_ssl.data.federation.pool import Bounds, Partition
+from fedjax_ssl.data.federation.pool import Partition
 from fedjax_ssl.federated import Facts, sample_cohort
 from fedjax_ssl.runs import advice
 
@@ -40,7 +40,7 @@ def own(monkeypatch) -> types.ModuleType:
         def assign(key, pool):
             return jnp.arange(pool.labels.size, dtype=jnp.int32) % facts.num_clients
 
-        return Partition(assign, lambda facts: Bounds(0, facts.most))
+        return Partition(assign)
 
     module.__dict__.update(sampler=sampler, optimizer=optimizer, partition=partition)
     monkeypatch.setitem(sys.modules, "asking", module)

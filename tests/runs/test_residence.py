@@ -178,7 +178,8 @@ def test_the_function_of_a_key_brings_examples_too():
     np.testing.assert_array_equal(metrics["test_loss"], others["test_loss"])
     jax.tree.map(np.testing.assert_array_equal, state.params, other.params)
     with pytest.raises(ConfigError, match="without jit or vmap"):
-        jax.jit(make_train(experiment()))(jax.random.key(3))
+        train = make_train(experiment())
+        jax.jit(train)(jax.random.key(3), {}, train.draw(jax.random.key(3)))
 
 
 @pytest.mark.thorough

@@ -115,11 +115,11 @@ def test_examples_are_held_once_for_all_seeds_and_tables_get_one_width():
                 },
             )
         )
-        for seed in (0, 1)
+        for seed in range(4)
     ]
     before = [shared.federation(shared.experiment(config)) for config in given]
     assert before[0].inputs is before[1].inputs
-    assert before[0].max_examples != before[1].max_examples
+    assert len({one.max_examples for one in before}) > 1
     shared.align(given)
     after = [shared.federation(shared.experiment(config)) for config in given]
     assert {one.max_examples for one in after} == {max(one.max_examples for one in before)}

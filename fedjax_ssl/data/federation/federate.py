@@ -1,6 +1,4 @@
-"""`federate`: holds examples out, deals the others to clients and hides labels, all as one
-traceable draw.
-"""
+"""`federate`: holds examples out, deals the others to clients and hides labels."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -56,15 +54,12 @@ def federate(
     supervision: str | None = None,
     supervision_options: Mapping[str, Any] | None = None,
     inputs: Array | HostInputs | None = None,
-    widest: float = 1.0,
     held_out: HeldOut | None = None,
     **held: Any,
 ) -> FederatedData:
     """Hold examples out, deal the others to clients and hide labels.
 
-    Pure in `key`, and traceable: `jax.jit(jax.vmap(lambda k: federate(k, dataset, ...)))(keys)`
-    draws one federation per key. With a concrete key the tables are as narrow as the data; under a
-    trace they take the width that every key fits in, and the content is the same.
+    Pure in `key`, which is never traced: draw first, and pass the federation to a compiled program.
 
     Test examples are drawn first, then validation examples of what is left, then the server's.
     Examples of one `Split.group` are all held out or none; those of them that would be neither (of
@@ -83,11 +78,8 @@ def federate(
         supervision_options: options of the named supervision, and `labelled_clients`, `which` for
             all of them.
         inputs: those of an earlier federation with other randomness and the same arguments, so that
-            both share them; they may be traced, so that they are no constant of a program.
-            `HostInputs` of the dataset stay where they are; the device gets those for evaluation
-            and the server. The key is then a concrete one.
-        widest: with a concrete key too, tables take the width that every key fits in, if that is at
-            most so many times what they need; keys then share their programs.
+            both share them. `HostInputs` of the dataset stay where they are; the device gets those
+            for evaluation and the server.
         held_out: what is held out for test and validation; nothing by default.
         **held: fields of `HeldOut` by name, in place of those of `held_out`.
 
@@ -105,17 +97,17 @@ def federate(
         (11, [5, 5, 5, 5, 5, 5, 5, 5, 5, 5, 5])
     """
     held_out = dataclasses.replace(held_out or HeldOut(), **held)
-    drawing = Drawing(
-        dataset,
-        partition,
-        num_clients,
-        partition_options or {},
-        supervision or ("per_client" if supervision_options else "all"),
-        supervision_options or {},
-        held_out,
-        widest,
-    )
-    return drawing(key, inputs)
+    with jax.ensure_compile_time_eval():  # somebody's jit may be around a fixed key
+        drawing = Drawing(
+            dataset,
+            partition,
+            num_clients,
+            partition_options or {},
+            supervision or ("per_client" if supervision_options else "all"),
+            supervision_options or {},
+            held_out,
+        )
+        return drawing(key, inputs)
 
 
 class Drawing:
@@ -135,9 +127,8 @@ class Drawing:
         supervision: str,
         supervision_options: Mapping[str, Any],
         held_out: HeldOut,
-        widest: float = 1.0,
     ):
-        """Check what is asked for, and work out what holds for every key; as `federate`."""
+        """Check what is asked for; as `federate`."""
         plan, dataset, natural = _make_plan(
             dataset,
             held_out,
@@ -151,7 +142,6 @@ class Drawing:
         self._plan = plan
         self._dataset = dataset
         self._partition = partition
-        self._widest = widest
         self._labels = jnp.asarray(dataset.train.y, jnp.int32)
         own = OwnWeakLabels(
             dataset.train.coarse,
@@ -167,23 +157,26 @@ class Drawing:
 
     def __call__(self, key: PRNGKey, inputs: Array | HostInputs | None = None) -> FederatedData:
         """Draw a federation; as `federate`."""
+        if isinstance(key, jax.core.Tracer):
+            raise ValueError(
+                "a federation is drawn by a key that is traced by jit or vmap; draw it before, and "
+                "pass it as an argument: train(key, federation=train.draw(key))"
+            )
         plan = self._plan
         dataset = self._dataset
         num_clients = plan.facts.num_clients
         # Draw the use of every training example.
         roles = self._draw(key, self._examples)
-        # Only what a concrete key gives can be looked at.
-        if not isinstance(key, jax.core.Tracer):
-            stray = int(roles.entries.client.max())
-            if stray >= num_clients:
-                raise ValueError(
-                    f"partition {self._partition!r} gives examples to client {stray}; there are "
-                    f"clients 0 to {num_clients - 1}, and -1 for nobody "
-                    f"({where(plan.partition.assign)})"
-                )
+        stray = int(roles.entries.client.max())
+        if stray >= num_clients:
+            raise ValueError(
+                f"partition {self._partition!r} gives examples to client {stray}; there are "
+                f"clients 0 to {num_clients - 1}, and -1 for nobody "
+                f"({where(plan.partition.assign)})"
+            )
         # Write it down in tables, as rows of the training examples; the dataset's own test examples
         # follow these.
-        widths = find_widths(plan, roles, self._widest)
+        widths = find_widths(plan, roles)
         tables = tabulate(roles, self._labels, num_clients=num_clients, widths=widths)
         splits, truth, tables = with_own_test(key, dataset, plan, roles, tables)
         if inputs is None:
@@ -239,7 +232,7 @@ def _make_plan(
     supervision: str,
     supervision_options: Mapping[str, Any],
 ) -> tuple[Plan, Dataset, Int[np.ndarray, " N"]]:
-    """Check what is asked for, and work out what holds for every key.
+    """Check what is asked for.
 
     Returns:
         (plan, dataset with its splits pooled if need be and groups 0..N-1, natural client of every
@@ -290,8 +283,7 @@ def _make_plan(
             f"this partition deals some examples twice, which does not go with {beside}; deal "
             "them once"
         )
-    off = 0 if group is None else len(group)
-    plan = Plan(*counted, dealt, held_out, num_train, is_natural, off)
+    plan = Plan(*counted, dealt, held_out, num_train, is_natural)
     return plan, dataset, natural
 
 
@@ -317,13 +309,13 @@ def _count_examples(
     held_out: HeldOut,
     num_clients: int,
     supervision: Supervision,
-) -> tuple[Facts, Supervision, int, int]:
-    """Bound for every key how many examples are dealt and how many are held out; groups are drawn
-    to half of one.
+) -> tuple[Facts, Supervision, bool]:
+    """Estimate how many examples are dealt, for the checks of partitions and supervisions; groups
+    are drawn to half of one.
 
     Returns:
-        (facts, supervision with the labels that the server really gets, most test and most
-        validation examples that are taken from the training examples).
+        (facts, supervision with the labels that the server really gets, whether validation examples
+        are drawn).
     """
     labels = dataset.train.y
     num_classes = dataset.num_classes
@@ -337,51 +329,44 @@ def _count_examples(
     if group is not None:
         largest_group = int(np.bincount(group).max())
         lost = int(((labels < 0) & np.isin(group, group[labels >= 0])).sum())
-    max_test = int(by_size[by_size.size - num_natural :].sum())
-    max_valid = 0
+    newcomers = int(by_size[by_size.size - num_natural :].sum())
+    held = 0
     most = min(class_counts.sum(), float(len(labels) - by_size[:num_natural].sum()))
-    least = max(class_counts.sum() - max_test, 0.0)
+    least = max(class_counts.sum() - newcomers, 0.0)
 
     def hold_out(share: float) -> int:
         # Stratified rounding is within one of the exact share per class, and the total within a
         # half; the rest is for float32.
         nonlocal class_counts, most, least
         off = num_classes * (largest_group // 2)
-        held = int(most * share) + 2 + off
+        taken = int(most * share) + 2 + off
         if largest_group == 1:  # a group may be of several classes
             class_counts = np.minimum(class_counts, class_counts * (1 - share) + 2)
         most = most * (1 - share) + 1 + off
         least = max(least * (1 - share) - 1 - off, 0.0)
-        return held
+        return taken
 
     # Test examples go first: in pools, as a share of all, or as a share of every client's.
-    removed = 0
     kept = 1 - held_out.client_test_fraction
     if held_out.pools:
-        train, valid, test = held_out.pools
         held_out.check_pools(class_counts)
-        max_test = test * num_classes
-        max_valid = valid * num_classes
-        removed = int(class_counts.sum()) - train * num_classes
-        class_counts = np.full(num_classes, float(train))
+        class_counts = np.full(num_classes, float(held_out.pools[0]))
         most = least = class_counts.sum()
     if held_out.test_fraction:
-        max_test = hold_out(held_out.test_fraction)
-    if held_out.client_test_fraction:
-        off = num_clients * (0.5 + largest_group // 2)
-        max_test = int(held_out.client_test_fraction * (most + unlabelled) + off) + 1
+        hold_out(held_out.test_fraction)
     # What is dealt where clients give test examples away: all, from which the others are taken.
-    dealt = class_counts, int(least) + unlabelled, most, 0
+    dealt = class_counts, int(least) + unlabelled, most
     # Then validation examples, and the server's.
-    if held_out.validates(int(most * kept)):
-        max_valid = hold_out(held_out.validation_fraction)
+    validates = held_out.validates(int(most * kept))
+    if validates:
+        held = hold_out(held_out.validation_fraction)
     supervision.check(num_clients, int(most * kept))
     at_server = supervision.count_at_server(class_counts * kept, int(most * kept))
     # What is left for the clients, with a label or without.
     most = int(most) - at_server
     least = max(int(least) - at_server, 0)
     if num_natural:  # whole clients are held out, whatever of theirs has a label
-        least = max(least, len(labels) - max_test - max_valid - at_server)
+        least = max(least, len(labels) - newcomers - held - at_server)
     else:
         least += unlabelled - lost
     if num_clients > least:
@@ -389,23 +374,18 @@ def _count_examples(
             f"num_clients={num_clients}, but as few as {least} training examples may be left to "
             "deal; lower num_clients or hold out less"
         )
-    if not removed:
-        removed = max_valid + lost + (max_test if held_out.test_fraction else 0)
-    removed += at_server
     if held_out.client_test_fraction:
-        class_counts, least, most, removed = dealt
+        class_counts, least, most = dealt
     facts = Facts(
         num_clients=num_clients,
         num_classes=num_classes,
         class_counts=tuple(int(count) for count in class_counts),
         num_unlabelled=unlabelled,
-        natural_sizes=tuple(by_size.tolist()),
         num_natural=by_size.size - num_natural,
         least=least,
         most=int(most) + unlabelled,
-        removed=removed,
     )
-    return facts, supervision._replace(server_labels=at_server), max_test, max_valid
+    return facts, supervision._replace(server_labels=at_server), validates
 
 
 def _draw_roles(
@@ -446,7 +426,7 @@ def _draw_roles(
         test = held_out.share_of_clients(named_key(key, "test"), holder, facts.num_clients, group)
         held = with_their_groups(test, group)
     # Validation examples and the server's.
-    if plan.max_valid and not held_out.pools:
+    if plan.validates and not held_out.pools:
         valid = draw("validation", held_out.validation_fraction)
         held |= with_their_groups(valid, group)
     if plan.supervision.server_labels:

@@ -20,7 +20,7 @@ from fedjax_ssl.data.federation.dealing import (
     largest_remainder,
     rank_within,
 )
-from fedjax_ssl.data.federation.pool import Bounds, check_class_counts
+from fedjax_ssl.data.federation.pool import check_class_counts
 from fedjax_ssl.keys import PRNGKey, named_key
 
 _SHARE = In("[0, 1)")
@@ -233,18 +233,6 @@ class HeldOut:
         size = count_groups(client, num_clients)
         quota = jnp.minimum(_share_of(size, self.client_test_fraction), size - 1)
         return draw_within(key, client, quota, group)
-
-    def sizes_left(self, sizes: Bounds, taken: int, off: int) -> Bounds:
-        """Bounds of what a share `off` by so many leaves to clients of these sizes, and `taken`
-        others at most.
-        """
-        if not self.client_test_fraction:
-            return sizes
-        smallest, largest = (
-            max(size - int(self.client_test_fraction * size + 0.5), 0) for size in sizes
-        )
-        # One less and one more, because the traced rule rounds in float32.
-        return Bounds(max(smallest - 1 - taken - off, 0), min(largest + 1 + off, sizes.largest))
 
 
 _TEST_SETS = ("test_clients", "left_out_client", "test_fraction", "client_test_fraction", "pools")

@@ -26,7 +26,6 @@ from fedjax_ssl.data.federation.dealing import (
     running_sum,
 )
 from fedjax_ssl.data.federation.pool import (
-    Bounds,
     Count,
     CountOrNone,
     Facts,
@@ -36,7 +35,6 @@ from fedjax_ssl.data.federation.pool import (
     class_or_unlabelled,
     deal_classes,
     deal_unlabelled,
-    equal_bounds,
 )
 from fedjax_ssl.data.federation.published_partitions import PUBLISHED
 from fedjax_ssl.keys import PRNGKey
@@ -56,11 +54,7 @@ def natural() -> Partition:
         number = jnp.where(kept, running_sum(kept) - 1, -1)
         return jnp.where(pool.available & (pool.natural >= 0), number[pool.natural], -1)
 
-    def bounds(facts: Facts) -> Bounds:
-        sizes = facts.natural_sizes
-        return Bounds(max(min(sizes) - facts.removed, 0), max(sizes))
-
-    return Partition(assign, bounds)
+    return Partition(assign)
 
 
 def iid() -> Partition:
@@ -75,7 +69,7 @@ def iid() -> Partition:
         seats = _permutation(seat_key, pool.facts.num_clients)
         return jnp.where(group >= 0, seats[place % pool.facts.num_clients], -1)
 
-    return Partition(assign, equal_bounds)
+    return Partition(assign)
 
 
 def random() -> Partition:
@@ -89,10 +83,7 @@ def random() -> Partition:
         client = rank // jnp.maximum(size, 1)
         return jnp.where(pool.available & (client < pool.facts.num_clients), client, -1)
 
-    return Partition(
-        assign,
-        lambda facts: Bounds(facts.least // facts.num_clients, facts.most // facts.num_clients),
-    )
+    return Partition(assign)
 
 
 def dirichlet(
@@ -110,44 +101,39 @@ def dirichlet(
     Args:
         alpha: concentration, small = uneven.
         min_examples: the least that every client has.
-        max_examples: the most that a client may have. Without it the tables of a traced call must
-            allow for one client that has nearly everything.
+        max_examples: the most that a client may have; any number by default.
         skip_full: classes are dealt in turn, and of the next one a client that holds an equal part
             of all examples or more gets nothing (SemiFL, FedMT).
     """
 
     def assign(key: PRNGKey, pool: Pool) -> Ids:
         facts = pool.facts
+        check(facts)
         share_key, deal_key, level_key = jax.random.split(key, 3)
         concentration = jnp.full(facts.num_clients, alpha, jnp.float32)
         shares = jax.random.dirichlet(share_key, concentration, (facts.num_classes,), jnp.float32)
         if skip_full:
             shares = _skip_full(shares, count_groups(pool.classes, facts.num_classes))
         client = deal_classes(deal_key, pool, shares.T)
-        return level(level_key, client, facts.num_clients, min_examples, bounds(facts).largest)
+        largest = client.shape[0] if max_examples is None else max_examples
+        return level(level_key, client, facts.num_clients, min_examples, largest)
 
-    def bounds(facts: Facts) -> Bounds:
+    def check(facts: Facts) -> None:
         needed = min_examples * facts.num_clients
         if needed > facts.least:
             raise ValueError(
                 f"min_examples={min_examples} for {facts.num_clients} clients needs {needed} "
                 f"training examples, there are {facts.least}; lower min_examples or num_clients"
             )
-        if max_examples is None:
-            largest = facts.most - (facts.num_clients - 1) * min_examples
-            if skip_full:  # below an equal part, and then all of one class
-                largest = min(largest, 2 * equal_bounds(facts).largest + max(facts.class_counts))
-            return Bounds(min_examples, largest)
-        needed = max(min_examples, equal_bounds(facts).largest)
-        if max_examples < needed:
+        needed = max(min_examples, -(-facts.most // facts.num_clients))
+        if max_examples is not None and max_examples < needed:
             raise ValueError(
                 f"max_examples={max_examples} for {facts.num_clients} clients holds "
                 f"{max_examples * facts.num_clients} of up to {facts.most} training examples; "
                 f"raise it to at least {needed}"
             )
-        return Bounds(min_examples, max_examples)
 
-    return Partition(assign, bounds)
+    return Partition(assign)
 
 
 def dirichlet_balanced(alpha: Positive) -> Partition:
@@ -174,7 +160,7 @@ def dirichlet_balanced(alpha: Positive) -> Partition:
         smallest = size // facts.num_clients
         return level(level_key, client, facts.num_clients, smallest, -(-size // facts.num_clients))
 
-    return Partition(assign, equal_bounds)
+    return Partition(assign)
 
 
 def shards(shards_per_client: Count = 2) -> Partition:
@@ -195,15 +181,7 @@ def shards(shards_per_client: Count = 2) -> Partition:
         owner = _permutation(owner_key, num_shards) // shards_per_client
         return jnp.where(labelled, owner[shard], deal_unlabelled(unlabelled_key, pool))
 
-    def bounds(facts: Facts) -> Bounds:
-        num_shards = facts.num_clients * shards_per_client
-        smallest = max(facts.least - facts.num_unlabelled, 0) // num_shards
-        largest = -(-sum(facts.class_counts) // num_shards)
-        return Bounds(
-            smallest * shards_per_client, largest * shards_per_client + facts.most_unlabelled
-        )
-
-    return Partition(assign, bounds)
+    return Partition(assign)
 
 
 def classes_per_client(classes: Count = 2) -> Partition:
@@ -239,13 +217,7 @@ def classes_per_client(classes: Count = 2) -> Partition:
         member = member.at[jnp.arange(facts.num_clients)[:, None], present[chosen]].set(1.0)
         return deal_classes(deal_key, pool, member)
 
-    def bounds(facts: Facts) -> Bounds:
-        present = present_in(facts)
-        fewest_users = facts.num_clients * classes // present.size
-        parts = np.sort(-(-np.asarray(facts.class_counts)[present] // fewest_users))
-        return Bounds(0, int(parts[-classes:].sum()) + facts.most_unlabelled)
-
-    return Partition(assign, bounds)
+    return Partition(assign)
 
 
 _GENERAL = (natural, iid, random, dirichlet, dirichlet_balanced, shards, classes_per_client)

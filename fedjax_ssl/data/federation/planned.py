@@ -12,7 +12,7 @@ from jaxtyping import Array, Float, Shaped
 from fedjax_ssl.checks import Whole
 from fedjax_ssl.data.dataset import Dataset
 from fedjax_ssl.data.federation.dealing import Mask
-from fedjax_ssl.data.federation.pool import Bounds, Holdings
+from fedjax_ssl.data.federation.pool import Holdings
 from fedjax_ssl.data.federation.supervision import Supervision
 from fedjax_ssl.data.standardization import normalizer
 from fedjax_ssl.graph.label_plan import SETTINGS, Pool, choose, most_candidates
@@ -87,10 +87,4 @@ def planned(
         rows = choose(key, pool, min(budget, number), strategy, candidates=most).rows
         return jnp.zeros_like(there).at[jnp.where(rows < 0, number, rows)].set(True, mode="drop")
 
-    def max_labelled(sizes: Bounds, keeping: int, num_classes: int) -> int:
-        return min(one for one in (labels, per_client) if one is not None)
-
-    def sure_labelled(size: int, keeping: int) -> int:
-        return 0 if labels or not per_client else min(per_client, size)
-
-    return Supervision(keep, max_labelled, sure_labelled, total_labels=labels or 0)
+    return Supervision(keep, total_labels=labels or 0)

@@ -52,24 +52,9 @@ class Facts(NamedTuple):
     num_classes: int
     class_counts: tuple[int, ...]  # [K] examples of each class, at most
     num_unlabelled: int  # examples without a label, at most
-    natural_sizes: tuple[int, ...]
-    # ^ sizes of all natural clients, before anything is held out; () = none exist
     num_natural: int  # G, natural clients that are not held out
     least: int  # examples in the pool, at least
     most: int  # and at most
-    removed: int  # examples taken out of the natural clients that remain, at most
-
-    @property
-    def most_unlabelled(self) -> int:
-        """Examples without a label of a client, at most, where they are dealt evenly."""
-        return -(-self.num_unlabelled // self.num_clients)
-
-
-class Bounds(NamedTuple):
-    """Client sizes that hold for every key."""
-
-    smallest: int
-    largest: int
 
 
 class Again(NamedTuple):
@@ -82,10 +67,9 @@ class Again(NamedTuple):
 
 
 class Partition(NamedTuple):
-    """`assign(key, pool)` -> client of every example, int32 [N]; `bounds(facts)` -> `Bounds`."""
+    """`assign(key, pool)` -> client of every example, int32 [N]."""
 
     assign: Callable[[PRNGKey, Pool], Ids]
-    bounds: Callable[[Facts], Bounds]
     parts: int = 1
     # ^ in which clients' unlabelled examples come, see `fedjax_ssl.data.federation.streaming`
     rounds_per_part: int | None = None  # None: rounds of the run // parts
@@ -93,7 +77,7 @@ class Partition(NamedTuple):
     # ^ (the key of `assign`, pool) -> examples that were dealt as labelled ones, for the
     # supervision "dealt"
     again: Callable[[PRNGKey, Pool], Again] | None = None
-    # ^ (the key of `assign`, pool) -> examples that are dealt again; `bounds` counts them too
+    # ^ (the key of `assign`, pool) -> examples that are dealt again
 
 
 class Entries(NamedTuple):
@@ -198,11 +182,6 @@ def deal_unlabelled(key: PRNGKey, pool: Pool, each: int | None = None) -> Ids:
         return deal(key, group, jnp.full((pool.facts.num_clients, 1), each, jnp.int32))
     equal = jnp.ones((1, pool.facts.num_clients), jnp.float32)
     return deal(key, group, largest_remainder(equal, count_groups(group, 1)).T)
-
-
-def equal_bounds(facts: Facts) -> Bounds:
-    """Sizes of clients that get equally many examples, up to one."""
-    return Bounds(facts.least // facts.num_clients, -(-facts.most // facts.num_clients))
 
 
 def in_parts(key: PRNGKey, entries: Entries, labels: Ids, parts: int, facts: Facts) -> Entries:

@@ -28,7 +28,6 @@ from fedjax_ssl.data.federation.dealing import (
 )
 from fedjax_ssl.data.federation.pool import (
     Again,
-    Bounds,
     Count,
     CountOrNone,
     Facts,
@@ -39,7 +38,6 @@ from fedjax_ssl.data.federation.pool import (
     class_or_unlabelled,
     deal_classes,
     deal_unlabelled,
-    equal_bounds,
 )
 from fedjax_ssl.keys import PRNGKey, named_key
 
@@ -76,17 +74,7 @@ def circulant(
         table = jnp.asarray(_by_offset(pool.facts, "shares", weights), jnp.float32)
         return deal_classes(key, pool, table, balanced)
 
-    def bounds(facts: Facts) -> Bounds:
-        table = _by_offset(facts, "shares", weights)
-        mass = table.sum(axis=0)
-        table = np.where(mass > 0, table / np.where(mass > 0, mass, 1.0), 1.0 / facts.num_clients)
-        # One more per class than the exact quota covers the rounding; the evenly dealt part is at
-        # most `balanced`.
-        sizes = np.ceil(table * np.asarray(facts.class_counts)).sum(axis=1)
-        largest = int(sizes.max()) + facts.num_classes * balanced + facts.most_unlabelled
-        return Bounds(0, min(largest, facts.most))
-
-    return Partition(assign, bounds)
+    return Partition(assign)
 
 
 def fedmatch(
@@ -155,12 +143,7 @@ def fedmatch(
         counts = jnp.concatenate([counts + balanced, nobody_knows[:, None]], axis=1)
         return deal(deal_key, group, counts)
 
-    def bounds(facts: Facts) -> Bounds:
-        check(facts)
-        left = facts.most - balanced * facts.num_clients * facts.num_classes
-        return Bounds(0, balanced * facts.num_classes + left // facts.num_clients + 1)
-
-    return Partition(assign, bounds, parts, rounds_per_part)
+    return Partition(assign, parts, rounds_per_part)
 
 
 def class_counts(
@@ -236,14 +219,8 @@ def class_counts(
         rows = int_range(pool.labels.shape[0])
         return Again(slots(key, pool, tables(pool.facts)[1]), rows)
 
-    def bounds(facts: Facts) -> Bounds:
-        most = facts.most_unlabelled if unlabelled is None else unlabelled
-        known, others = tables(facts)
-        return Bounds(0, int((known + others).sum(axis=1).max()) + most)
-
     return Partition(
         assign,
-        bounds,
         labelled=None if apart is None else labelled,
         again=again if overlap else None,
     )
@@ -301,7 +278,7 @@ def majority(
         client = jnp.where(labelled & (client < num_clients), client, -1)
         return jnp.where(labelled, client, deal_unlabelled(unlabelled_key, pool))
 
-    return Partition(assign, lambda facts: Bounds(0, equal_bounds(facts).largest))
+    return Partition(assign)
 
 
 def paired_dirichlet(alpha: Positive, labels_per_class: Count) -> Partition:
@@ -322,7 +299,7 @@ def paired_dirichlet(alpha: Positive, labels_per_class: Count) -> Partition:
 
     def assign(key: PRNGKey, pool: Pool) -> Ids:
         facts = pool.facts
-        bounds(facts)
+        check(facts)
         group = class_or_unlabelled(pool)
         known = labelled(key, pool)
         sizes = facts.num_classes + 1, facts.num_clients, alpha
@@ -330,7 +307,7 @@ def paired_dirichlet(alpha: Positive, labels_per_class: Count) -> Partition:
         others = deal_to_pairs(named_key(key, "others"), jnp.where(known, -1, group), *sizes)
         return jnp.where(known, client, others)
 
-    def bounds(facts: Facts) -> Bounds:
+    def check(facts: Facts) -> None:
         if facts.num_clients % 2:
             raise ValueError(
                 "paired_dirichlet deals to pairs of clients, but num_clients is "
@@ -338,11 +315,8 @@ def paired_dirichlet(alpha: Positive, labels_per_class: Count) -> Partition:
             )
         asks = "labels_per_class asks for"
         check_class_counts(facts.class_counts, labels_per_class, asks, "lower it")
-        # Two equal cuts, each within one.
-        smallest = facts.least // facts.num_clients - 1
-        return Bounds(max(smallest, 0), facts.most // facts.num_clients + 2)
 
-    return Partition(assign, bounds, labelled=labelled)
+    return Partition(assign, labelled=labelled)
 
 
 def _class_draws(
@@ -446,13 +420,7 @@ def own_class(
     def again(key: PRNGKey, pool: Pool) -> Again:
         return Again(*deal_again(jax.random.split(key, 4)[0], pool.classes, own_parts(pool)[-1]))
 
-    def bounds(facts: Facts) -> Bounds:
-        equal = equal_bounds(facts)
-        if own_part == "size":
-            return Bounds(max(equal.smallest - 1, 0), equal.largest + 1)
-        return Bounds(0, min(equal.largest + max(facts.class_counts) + 2, facts.most))
-
-    return Partition(assign, bounds, again=again if reuse else None)
+    return Partition(assign, again=again if reuse else None)
 
 
 _DRAWS = 64  # of which the first even enough one is taken

@@ -21,7 +21,6 @@ from fedjax_ssl.data.federation import weak_labels
 from fedjax_ssl.data.federation.dealing import Ids, Mask, count_groups, int_range, rank_within
 from fedjax_ssl.data.federation.federated_data import WeakLabels
 from fedjax_ssl.data.federation.pool import (
-    Bounds,
     Count,
     CountOrNone,
     Entries,
@@ -43,12 +42,6 @@ class Supervision(NamedTuple):
 
     # True where the client sees the label
     keep: Callable[[PRNGKey, Holdings], Mask]
-    # (client sizes, clients that keep labels, K) -> bound of labels per client
-    max_labelled: Callable[[Bounds, int, int], int] = lambda sizes, keeping, num_classes: (
-        sizes.largest
-    )
-    # (size, clients that keep labels) -> labels a client surely keeps, if all its examples have one
-    sure_labelled: Callable[[int, int], int] = lambda size, keeping: 0
     server_labels: int = 0
     # ^ examples that leave the clients for the server, equally many of every class
     all_at_server: bool = (
@@ -113,23 +106,6 @@ class Supervision(NamedTuple):
         if self.all_at_server:
             return available & (labels >= 0)
         return balanced_draw(key, labels, available, self.server_labels // num_classes)
-
-    def bounds(
-        self, sizes: Bounds, num_clients: int, num_classes: int, every_example_labelled: bool
-    ) -> tuple[int, int, int]:
-        """Bound a client's labelled examples, its unlabelled ones and all of them, for clients of
-        these sizes.
-
-        `every_example_labelled` says that no ground-truth label is missing.
-        """
-        keeping = self._keeping(num_clients)
-        sure = 0
-        if every_example_labelled and keeping == num_clients:
-            sure = self.sure_labelled(sizes.largest, keeping)
-        trusted = sizes if every_example_labelled else Bounds(0, sizes.largest)
-        most = self.max_labelled(trusted, keeping, num_classes)
-        widest = max([sizes.largest, *(rule.largest(sizes, num_classes) for rule, _ in self.weak)])
-        return min(most, sizes.largest), widest - sure, widest
 
     def label(self, key: PRNGKey, holdings: Holdings) -> Mask:
         """Return True where a client sees the label of its example."""
@@ -212,17 +188,13 @@ def all_labels(server_labels: CountOrNone = 0) -> Supervision:
     """
     return Supervision(
         lambda key, holdings: holdings.eligible,
-        sure_labelled=lambda size, keeping: size,
         server_labels=server_labels,
     )
 
 
 def no_labels() -> Supervision:
     """No client sees any label."""
-    return Supervision(
-        lambda key, holdings: jnp.zeros_like(holdings.eligible),
-        lambda sizes, keeping, num_classes: 0,
-    )
+    return Supervision(lambda key, holdings: jnp.zeros_like(holdings.eligible))
 
 
 def per_client(labels: Count, class_balanced: bool = False) -> Supervision:
@@ -234,9 +206,7 @@ def per_client(labels: Count, class_balanced: bool = False) -> Supervision:
             possible over the classes that the client has, the odd ones to random classes.
     """
     return Supervision(
-        lambda key, holdings: _rank_in_client(key, holdings, class_balanced) < labels,
-        lambda sizes, keeping, num_classes: labels,
-        lambda size, keeping: min(labels, size),
+        lambda key, holdings: _rank_in_client(key, holdings, class_balanced) < labels
     )
 
 
@@ -246,12 +216,7 @@ def per_class(labels: Count) -> Supervision:
     Args:
         labels: labels of each class at a client.
     """
-    # Fewest labels are kept where all of a client's examples are of one class.
-    return Supervision(
-        lambda key, holdings: rank_within(key, holdings.cell) < labels,
-        lambda sizes, keeping, num_classes: labels * num_classes,
-        lambda size, keeping: min(labels, size),
-    )
+    return Supervision(lambda key, holdings: rank_within(key, holdings.cell) < labels)
 
 
 def circulant(label_counts: Annotated[Sequence[int], Whole(0)]) -> Supervision:
@@ -271,7 +236,7 @@ def circulant(label_counts: Annotated[Sequence[int], Whole(0)]) -> Supervision:
         offset = (holdings.labels - holdings.client) % holdings.num_classes
         return rank_within(key, holdings.cell) < jnp.asarray(given, jnp.int32)[offset]
 
-    return Supervision(keep, lambda sizes, keeping, num_classes: sum(given))
+    return Supervision(keep)
 
 
 def fraction(fraction: Annotated[float, In("(0, 1]")], class_balanced: bool = False) -> Supervision:
@@ -288,15 +253,7 @@ def fraction(fraction: Annotated[float, In("(0, 1]")], class_balanced: bool = Fa
         quota = jnp.maximum(jnp.floor(fraction * sizes + 0.5), 1.0).astype(jnp.int32)
         return _rank_in_client(key, holdings, class_balanced) < quota[holdings.client]
 
-    def nearest(size: int) -> int:
-        return max(1, int(np.floor(fraction * size + 0.5)))
-
-    # The traced rule rounds in float32, which may differ by one from Python's.
-    return Supervision(
-        keep,
-        lambda sizes, keeping, num_classes: nearest(sizes.largest) + 1,
-        lambda size, keeping: max(nearest(size) - 1, 0),
-    )
+    return Supervision(keep)
 
 
 def total(labels: Count, class_balanced: bool = False) -> Supervision:
@@ -315,13 +272,7 @@ def total(labels: Count, class_balanced: bool = False) -> Supervision:
         everyone = jnp.where(holdings.eligible, 0, -1)
         return rank_within(named_key(key, "turn"), everyone, turn) < labels
 
-    def max_labelled(sizes: Bounds, keeping: int, num_classes: int) -> int:
-        each = -(-labels // keeping)
-        return each if each <= sizes.smallest else labels
-
-    return Supervision(
-        keep, max_labelled, lambda size, keeping: min(labels // keeping, size), total_labels=labels
-    )
+    return Supervision(keep, total_labels=labels)
 
 
 def total_per_class(labels: Count) -> Supervision:
@@ -333,8 +284,7 @@ def total_per_class(labels: Count) -> Supervision:
     return Supervision(
         lambda key, holdings: (
             rank_within(key, jnp.where(holdings.eligible, holdings.labels, -1)) < labels
-        ),
-        lambda sizes, keeping, num_classes: labels * num_classes,
+        )
     )
 
 
@@ -368,7 +318,7 @@ def xclp_noniid(labels: Count, classes: Count = 5) -> Supervision:
         in_set = drawn[client // num_classes, (holdings.labels - client) % num_classes]
         return in_set & (_rank_in_client(named_key(key, "rank"), holdings, True, in_set) < labels)
 
-    return Supervision(keep, lambda sizes, keeping, num_classes: labels)
+    return Supervision(keep)
 
 
 def class_pairs(labels: Annotated[int, Whole(2)]) -> Supervision:
@@ -386,7 +336,7 @@ def class_pairs(labels: Annotated[int, Whole(2)]) -> Supervision:
         quota = jnp.where(place == 0, labels - labels // 2, labels // 2)
         return (place < 2) & (rank_within(key, holdings.cell) < quota)
 
-    return Supervision(keep, lambda sizes, keeping, num_classes: labels)
+    return Supervision(keep)
 
 
 def dealt() -> Supervision:

@@ -36,14 +36,11 @@ class Plan(NamedTuple):
 
     facts: Facts
     supervision: Supervision
-    # Bounds for every key, of what is held out of the training examples.
-    max_test: int
-    max_valid: int
+    validates: bool  # whether a share of the labelled examples is held out for validation
     partition: Partition
     held_out: HeldOut
     num_train: int  # examples of the dataset's own training split
     natural: bool  # clients are the dataset's own
-    off: int  # sizes of clients may be off by so many, since groups are held out as a whole
 
 
 class Widths(NamedTuple):
@@ -69,37 +66,37 @@ class Roles(NamedTuple):
     server: Mask
 
 
-def find_widths(plan: Plan, roles: Roles, widest: float) -> Widths:
-    """Find widths for the tables: every key fits in them under a trace, or if they are hardly
-    wider than needed.
-    """
-    facts = plan.facts
-    taken = plan.max_valid + plan.supervision.server_labels
-    sizes = plan.held_out.sizes_left(plan.partition.bounds(facts), taken, plan.off)
-    bounds = plan.supervision.bounds(
-        sizes, facts.num_clients, facts.num_classes, facts.num_unlabelled == 0
-    )
-    held_out = plan.max_test, plan.max_valid, plan.supervision.server_labels
-    fitting = Widths(*bounds, *held_out)
-    # Asked of the result, not of the key: a fixed key inside somebody's jit also gives traced
-    # roles.
-    if isinstance(roles.entries.client, jax.core.Tracer):
-        return fitting
+def find_widths(plan: Plan, roles: Roles) -> Widths:
+    """Find widths for the tables of roles that are drawn."""
     client = np.asarray(roles.entries.client)
     labelled = np.asarray(roles.entries.labelled)
-    counts = np.bincount(client[client >= 0], minlength=facts.num_clients)
-    with_label = np.bincount(client[labelled & (client >= 0)], minlength=facts.num_clients)
-    fewest = int(with_label[with_label > 0].min()) if with_label.any() else 1
-    needed = int(with_label.max()), int((counts - with_label).max()), int(counts.max())
-    # These three belong together: none may be wider than the other two allow.
-    if all(bound <= widest * least for least, bound in zip(needed, bounds, strict=True)):
-        needed = bounds
-    others = [int(np.asarray(mask).sum()) for mask in (roles.test, roles.valid, roles.server)]
+    counts = np.bincount(client[client >= 0], minlength=plan.facts.num_clients)
+    known = np.bincount(client[labelled & (client >= 0)], minlength=plan.facts.num_clients)
+    max_labelled, max_unlabelled, examples = map(_width, (known, counts - known, counts))
     test, valid, server = (
-        bound if bound <= widest * least else least
-        for least, bound in zip(others, held_out, strict=True)
+        int(np.asarray(mask).sum()) for mask in (roles.test, roles.valid, roles.server)
     )
-    return Widths(*needed, test, valid, server, fewest)
+    return Widths(
+        max_labelled,
+        max_unlabelled,
+        min(examples, max_labelled + max_unlabelled),
+        _roomy(test) if plan.held_out.num_natural else test,
+        valid,
+        server,
+        int(known[known > 0].min()) if known.any() else 1,
+    )
+
+
+def _width(counts: Int[np.ndarray, " C"]) -> int:
+    """Return the largest count, with room for that of other keys where clients differ."""
+    most = int(counts.max())
+    return most if most == counts[counts > 0].min(initial=most) else _roomy(most)
+
+
+def _roomy(count: int) -> int:
+    """Round up by an eighth at most, so that most keys have the same width, and so one program."""
+    step = 1 << max(count.bit_length() - 4, 0)
+    return -(-count // step) * step
 
 
 @partial(jax.jit, static_argnames=("num_clients", "widths"))

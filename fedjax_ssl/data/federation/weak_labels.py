@@ -30,7 +30,7 @@ from fedjax_ssl.data.federation.dealing import (
     running_sum,
 )
 from fedjax_ssl.data.federation.federated_data import WeakLabels
-from fedjax_ssl.data.federation.pool import Bounds, Entries, Holdings
+from fedjax_ssl.data.federation.pool import Entries, Holdings
 from fedjax_ssl.keys import PRNGKey, named_key
 from fedjax_ssl.registry import check_known
 
@@ -56,8 +56,6 @@ class WeakRule(NamedTuple):
     """A rule by which some clients get weak labels."""
 
     observe: Callable[[PRNGKey, Holdings], Observed]
-    # (client sizes, K) -> bound of entries per client
-    largest: Callable[[Bounds, int], int] = lambda sizes, num_classes: sizes.largest
     coarse_names: Callable[[int], tuple[str, ...]] | None = None
     # ^ K -> of its coarse labels; None: the dataset's own
 
@@ -349,10 +347,7 @@ def unlabelled_sets(
         # Shares normalized over the sets ask for K / M times as many examples as the client has.
         return -(-num_classes // min(counts)) if shared else 1
 
-    def largest(sizes: Bounds, num_classes: int) -> int:
-        return sizes.largest * (_copies(num_classes) if protocol == "reference" else 1)
-
-    return WeakRule(observe, largest)
+    return WeakRule(observe)
 
 
 def realized_shares(

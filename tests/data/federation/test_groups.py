@@ -57,18 +57,6 @@ def test_a_group_is_on_one_side_of_every_split(share, partition):
 GROUP_SIZE = int(np.bincount(GROUP[GROUP >= 0]).max())
 
 
-@pytest.mark.parametrize(
-    "share", [pytest.param("test_fraction", marks=pytest.mark.thorough), "client_test_fraction"]
-)
-def test_groups_can_be_traced(share):
-    def draw(key):
-        return federate(key, PATIENTS, supervision="all", **{share: 0.3}, validation_fraction=0.2)
-
-    traced = jax.jit(draw)(jax.random.key(4))
-    for rows, again in zip(sides(traced), sides(draw(jax.random.key(4))), strict=True):
-        np.testing.assert_array_equal(np.sort(rows), np.sort(again))
-
-
 def test_a_patient_of_two_clients_does_not_train_where_one_of_them_is_left_out():
     both = GROUP.copy()
     both[CLIENT == 1] = 0  # one patient, who has rows at client 0 too
