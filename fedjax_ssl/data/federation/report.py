@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from jaxtyping import Int
@@ -24,7 +25,7 @@ _COLORS = {
     "held out": "darkgrey",
 }
 # Parts of a picture in a grey that is read on white and on black.
-_GREY = ("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color")
+_GREY: Any = ("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color")
 
 
 def counts_by_kind(data: FederatedData) -> dict[str, Int[np.ndarray, "C K1"]]:

@@ -195,9 +195,10 @@ def read_split(path: str | Path, dataset: Dataset) -> SplitFile:
             "files"
         )
     fields = SplitFile.__annotations__
-    found = SplitFile(
-        **{name: str(arrays[name]) if fields[name] is str else arrays[name] for name in fields}
-    )
+    values: dict[str, Any] = {
+        name: str(arrays[name]) if fields[name] is str else arrays[name] for name in fields
+    }
+    found = SplitFile(**values)
     if found.content != (here := content_hash(dataset)):
         raise ValueError(
             f"{path} is a split of {found.dataset} with other content, or in another order, than "
