@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     )
     from fedjax_ssl.graph import plan_labels, propagate_labels
     from fedjax_ssl.methods.compose import compose
+    from fedjax_ssl.models import from_linen, from_nnx
     from fedjax_ssl.runs import run
     from fedjax_ssl.train import make_train, over_seeds, train
     from fedjax_ssl.trained import load_run
@@ -78,6 +79,8 @@ __all__ = [
         "register",
         "methods",
         "models",
+        "from_linen",
+        "from_nnx",
     ),
 ]
 __getattr__, __dir__ = attach(__name__)

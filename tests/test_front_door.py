@@ -18,7 +18,7 @@ from fedjax_ssl import checks, errors, registry
 ROOT = Path(__file__).parents[1]
 NAMES = """
     __version__ load_config run load_run report make_train over_seeds train load_dataset federate Dataset FederatedData
-    propagate_labels plan_labels graph objectives Method Recipe build compose Setup Term View Stage Training Sampler register methods models
+    propagate_labels plan_labels graph objectives Method Recipe build compose Setup Term View Stage Training Sampler register methods models from_linen from_nnx
 """
 
 

@@ -168,7 +168,7 @@ FIVE = ("--partition.num_clients=5", "--data.test_clients=0", "--data.test_fract
             )
             for section, wanted in {
                 **{"data": "Dataset", "partition": "Partition", "supervision": "Supervision"},
-                "model": "module of flax or equinox, or a pair (init, apply)",
+                "model": "Model: a pair (init, apply), fs.from_linen(module, input_shape) or fs.from_nnx(function of rngs)",
                 **{"augment": "function", "cohort": "function", "federated": "FederatedOptimizer"},
             }.items()
         ),

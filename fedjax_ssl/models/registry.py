@@ -1,15 +1,15 @@
 """Networks by name."""
 
-import functools
 import inspect
-from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, PRNGKeyArray, PyTree
 
 from fedjax_ssl.checks import check_whole_numbers
 from fedjax_ssl.models.layers import Network
-from fedjax_ssl.models.model import Model, from_linen
+from fedjax_ssl.models.model import Model, Outputs, check_inputs
 from fedjax_ssl.models.trained_part import ALL, part_of
 from fedjax_ssl.own_code import where
 from fedjax_ssl.registry import Registry
@@ -84,26 +84,10 @@ _NETWORKS = {
 }
 
 
-class _Networks(Registry[Any]):
-    def builder(self, name: str) -> Callable[..., Any]:
-        found = super().builder(name)
-        if (
-            inspect.isroutine(found)
-            or inspect.isclass(found)
-            or isinstance(found, functools.partial)
-        ):
-            return found
-        return functools.partial(_itself, found)
-
-
-def _itself(network: Any) -> Any:
-    return network
-
-
-MODELS = _Networks(
+MODELS: Registry[Any] = Registry(
     "model",
     {name: (f"fedjax_ssl.models.{place}", line) for name, (place, line) in _NETWORKS.items()},
-    given=("num_classes", "input_shape", "rngs", "key", "parent", "name"),
+    given=("num_classes", "input_shape", "parent", "name"),
 )
 available = MODELS.available  # () -> names that `build` knows, each with a line about it
 options = MODELS.options  # name -> options that `build` takes for it
@@ -167,21 +151,15 @@ def _whole(
     }
     builder = MODELS.builder(name)
     if not (inspect.isclass(builder) and issubclass(builder, Network)):
-        from fedjax_ssl.models.own import RANDOM, own_network  # with nnx
+        from fedjax_ssl.models.own import own_network  # with nnx
 
-        takes = functools.partial(MODELS.takes, name)
         fixed = {"num_classes": num_classes, "input_shape": input_shape}
-        make = functools.partial(
-            MODELS.build, name, **hashable, **{one: fixed[one] for one in filter(takes, fixed)}
+        taken = {one: value for one, value in fixed.items() if MODELS.takes(name, one)}
+        return own_network(
+            MODELS.build(name, **hashable, **taken), num_classes, input_shape, where(builder)
         )
-        shown: Any = builder.func if isinstance(builder, functools.partial) else builder
-        if shown is _itself:
-            shown = type(builder.args[0])  # type: ignore[union-attr]
-        place = where(shown)
-        drawn = tuple(filter(takes, RANDOM))
-        return own_network(make, drawn, num_classes, input_shape, place)
     module = MODELS.build(name, num_classes=num_classes, **hashable)
-    model = from_linen(module, input_shape, getattr(module, "needs_key", False))
+    model = _model_of(module, input_shape)
     # A shape or value that does not fit is an error here, not later; nothing is computed.
     jax.eval_shape(lambda: model.init(jax.random.key(0)))
     if weights := getattr(module, "weights", None):
@@ -190,3 +168,58 @@ def _whole(
         named = layers_of(name)
         return pretrained(model, weights, *named) if named else model
     return model
+
+
+def _model_of(module: Network, input_shape: tuple[int, ...]) -> Model:
+    """Wrap a network of this package, a module `(inputs, train, mask) -> Outputs`, as pure
+    functions.
+
+    The computation runs in the dtype of the parameters: cast them to bfloat16 and the network
+    computes in bfloat16 (statistics of batches stay in float32). At its start the module notes the
+    weights of a batch in its statistics in the collection "batch_weights" and the operations of its
+    layers in "operations".
+    """
+
+    def variables_of(key: PRNGKeyArray) -> PyTree:
+        return module.init(key, jnp.zeros((1, *input_shape), jnp.result_type(float)), False, None)
+
+    @jax.jit
+    def init(key: PRNGKeyArray) -> tuple[PyTree, PyTree]:
+        variables = variables_of(key)
+        return variables["params"], variables.get("batch_stats", {})
+
+    def noted(collection: str) -> PyTree:
+        """Return what layers note of themselves at the start, in Python numbers."""
+        notes: dict[str, PyTree] = {}
+        jax.eval_shape(lambda: notes.update(variables_of(jax.random.key(0)).get(collection, {})))
+        return notes
+
+    def apply(
+        params: PyTree,
+        state: PyTree,
+        inputs: Float[Array, "n ..."],
+        *,
+        train: bool,
+        key: PRNGKeyArray | None = None,
+        mask: Bool[Array, " n"] | None = None,
+    ) -> tuple[Outputs, PyTree]:
+        inputs = check_inputs(params, inputs, mask, input_shape)
+        if train and module.needs_key and key is None:
+            raise ValueError(
+                "this model has dropout: apply(..., train=True) needs key=, a typed key of "
+                "jax.random.key"
+            )
+        variables = {"params": params, "batch_stats": state}
+        rngs = {} if key is None else {"dropout": key}
+        outputs, updates = module.apply(
+            variables, inputs, train, mask, rngs=rngs, mutable=["batch_stats"]
+        )
+        return outputs, updates.get("batch_stats", {})
+
+    return Model(
+        init,
+        apply,
+        getattr(module, "has_class_scores", True),
+        lambda: noted("batch_weights"),
+        lambda: sum(jax.tree.leaves(noted("operations"))),
+    )

@@ -172,9 +172,6 @@ def part_of(
         init=init,
         apply=unbound,
         batch_weights=weights,
-        normalization=lambda: frozenset(
-            layer for layer in model.normalization() if any(_within(one, layer) for one in chosen)
-        ),
     )
     if mixed:
         _check_mixed(model, input_shape, _layers_of(still))

@@ -193,7 +193,8 @@ def _places(recipe: Recipe) -> Places:
     """Find the arrays of normalization layers in the groups that clients share."""
     groups = recipe.groups
     network, _ = jax.eval_shape(recipe.setup.model.init, jax.random.key(0))
-    layers = recipe.setup.model.normalization()
+    # what normalizes is scaled: so flax names it in batch, group and layer norm
+    layers = {path[:-1] for path in flatten_dict(network) if path[-1] == "scale"}
     found = {
         path
         for path in flatten_dict(network)

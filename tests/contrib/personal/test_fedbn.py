@@ -13,7 +13,6 @@ from jax.flatten_util import ravel_pytree
 from fedjax_ssl import methods, models
 from fedjax_ssl.contrib.personal.fedbn import TERM, fedbn
 from fedjax_ssl.federated import Recipe, build, local
-from fedjax_ssl.models.own import own_network
 from tests import toy
 
 KEY = jax.random.key(3)
@@ -23,13 +22,14 @@ class Plain(nn.Module):
     """A layer that normalizes, called as none is usually."""
 
     @nn.compact
-    def __call__(self, x, train):
-        x = nn.BatchNorm(use_running_average=not train, name="first")(nn.Dense(5, name="bn")(x))
+    def __call__(self, x, train, mask):
+        norm = nn.BatchNorm(use_running_average=not train, name="first")
+        x = norm(nn.Dense(5, name="bn")(x), mask=mask[:, None])
         return nn.Dense(toy.NUM_CLASSES, name="head")(nn.relu(x))
 
 
 def setup_of(data, **changes):
-    network = own_network(lambda: Plain(), (), toy.NUM_CLASSES, (toy.NUM_FEATURES,), "here")
+    network = models.from_linen(Plain(), (toy.NUM_FEATURES,))
     return toy.setup(data, model=network, **changes)
 
 
@@ -47,67 +47,33 @@ def trained():
     return SimpleNamespace(method=method, start=start, end=end, data=data, info=infos[-1])
 
 
-def test_layers_are_found_by_their_type() -> None:
+def kept_by(network, **changes) -> int:
+    """How many numbers a client keeps."""
     data = toy.federation()
-    assert setup_of(data).model.normalization() == {("first",)}
+    recipe = methods.recipe("fedavg", toy.setup(data, model=network, **changes))
+    start = jax.eval_shape(build(fedbn(recipe)).init, KEY, data)
+    return start.clients.terms[TERM].entries.shape[1]
+
+
+def test_layers_are_found_by_their_scale() -> None:
     resnet = models.build("resnet18", num_classes=3, input_shape=(8, 8, 3))
     _, statistics = jax.eval_shape(resnet.init, KEY)
-    places = resnet.normalization()
-    assert len(places) * 2 == len(jax.tree.leaves(statistics))  # mean and variance of each
-    assert all(path[-1] == "norm" for path in places)
-    assert any("shortcut" in str(path) for path in places)
-    assert models.build("mlp", num_classes=3, input_shape=(4,)).normalization() == frozenset()
+    assert kept_by(resnet) == models.count_parameters(statistics)  # scale, shift; mean, variance
+    with pytest.raises(ValueError, match="none can be found"):
+        kept_by(models.build("mlp", num_classes=3, input_shape=(4,)))
 
 
-def test_layers_of_nnx_are_found_by_their_type() -> None:
+def test_layers_of_nnx_are_found_by_their_scale() -> None:
     class Net(nnx.Module):
         def __init__(self, rngs):
             self.bn = nnx.Linear(4, 5, rngs=rngs)
-            self.scale = nnx.LayerNorm(5, rngs=rngs)
+            self.other = nnx.LayerNorm(5, rngs=rngs)
             self.head = nnx.Linear(5, 3, rngs=rngs)
 
         def __call__(self, x):
-            return self.head(self.scale(self.bn(x)))
+            return self.head(self.other(self.bn(x)))
 
-    network = own_network(lambda rngs: Net(rngs), ("rngs",), 3, (4,), "here")
-    assert network.normalization() == {("scale",)}
-
-
-def test_layers_of_equinox_are_found_by_their_type() -> None:
-    equinox = pytest.importorskip("equinox")
-
-    class Block(equinox.Module):
-        bn: equinox.nn.Linear
-        scale: equinox.nn.BatchNorm
-
-        def __init__(self, key):
-            self.bn = equinox.nn.Linear(4, 5, key=key)
-            self.scale = equinox.nn.BatchNorm(5, axis_name="batch", mode="batch")
-
-        def __call__(self, x, state):
-            return self.scale(self.bn(x), state)
-
-    class Net(equinox.Module):
-        blocks: list
-        head: equinox.nn.Sequential
-
-        def __init__(self, key):
-            self.blocks = [Block(key)]
-            layers = [equinox.nn.LayerNorm(5), equinox.nn.Linear(5, toy.NUM_CLASSES, key=key)]
-            self.head = equinox.nn.Sequential(layers)
-
-        def __call__(self, x, state):
-            x, state = self.blocks[0](x, state)
-            return self.head(x), state
-
-    data = toy.federation()
-    with jax.numpy_dtype_promotion("standard"):  # equinox needs it
-        network = own_network(lambda key: Net(key), ("key",), toy.NUM_CLASSES, (4,), "here")
-        layers = network.normalization()
-        kept = fedbn(methods.recipe("fedavg", toy.setup(data, model=network)))
-    assert {"/".join(path) for path in layers} == {"blocks/0/scale", "head/layers/0"}
-    start = jax.eval_shape(build(kept).init, KEY, data)
-    assert start.clients.terms[TERM].entries.shape[1] == 4 * 5  # scale and shift of both
+    assert kept_by(models.from_nnx(Net)) == 2 * 5
 
 
 def test_normalization_never_moves_at_the_server(trained) -> None:
