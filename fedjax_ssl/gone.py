@@ -36,6 +36,8 @@ _WITH_RULES = (
     *("sage", "proxyfl"),
 )
 
+_LORA = "model.name names a function that returns fedjax_ssl.contrib.lora.lora(model)"
+
 # By field; a method's own setting by "METHOD.SETTING", and a single value by "FIELD=VALUE".
 GONE = {
     **{
@@ -150,6 +152,9 @@ GONE = {
     "tracking.uri": Gone("MLflow is no viewer any more; write a callback that logs there", (None,)),
     "supervision.protocol=drawn": Gone("write dealt, which has the same expected shares"),
     "supervision.protocol=clean": Gone("write equal, which uses every example"),
+    "model.lora_rank": Gone(_LORA, (4,)),
+    "model.lora_layers": Gone(_LORA, ("*",)),
+    "model.lora_scale": Gone(_LORA, (1.0,)),
     "prediction.neighbor_search": Gone("neighbours are always searched exactly", ("exact",)),
 }
 

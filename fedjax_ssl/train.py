@@ -30,7 +30,6 @@ from fedjax_ssl.runs.build import (
     drawing_of,
     federate,
     load_experiment,
-    rest_of,
     round_key,
 )
 from fedjax_ssl.runs.callbacks import Block, Callback
@@ -97,7 +96,7 @@ class Train:
                 "end needs all examples on the device; call train(key) without jit or vmap "
                 "around it"
             )
-        built = build(experiment, federation, numbers, start_of(experiment), rest_of(key))
+        built = build(experiment, federation, numbers, start_of(experiment))
         method = built.method
         key = round_key(experiment.config, key)
         state = method.init(key, federation)
@@ -128,8 +127,7 @@ class Train:
         experiment = self.experiment
         rows = []
         config = experiment.config
-        weights = None if config.model.train == "all" else start_of(experiment)
-        built = build(experiment, federation, numbers, weights, rest_of(key))
+        built = build(experiment, federation, numbers)
         end, costs = _private(built, numbers)
         program = Program(built, self._programs, key=key, numbers=numbers)
         mesh = built.execution.mesh

@@ -98,7 +98,7 @@ OWN = {
     "supervision": ("supervision", {"highest": 0}),
     "augment": ("augmentation", {"factor": 3.0}),
     "cohort": ("cohort", {"least": 5}),
-    "model": ("Model", {"width": 5}),
+    "model": ("model", {"width": 5}),
     "federated": ("optimizer", {"strength": 0.2}),
 }
 

@@ -23,7 +23,7 @@ from fedjax_ssl.config.optimizers import (
     replace_numbers,
     traced_numbers,
 )
-from fedjax_ssl.config.resolve import options, resolve
+from fedjax_ssl.config.resolve import network_options, options, resolve
 from fedjax_ssl.config.rules import (
     divides_by_shares,
     own_metrics,

@@ -80,6 +80,11 @@ def options(section: Any) -> dict[str, Any]:
     return {key: value for key, value in section.items() if key != "name" and value is not None}
 
 
+def network_options(section: Any) -> dict[str, Any]:
+    """Return the options of the section `model` that the network's builder takes."""
+    return {name: value for name, value in options(section).items() if name != "train"}
+
+
 def _facts(config: ml_collections.ConfigDict) -> Facts | None:
     """Return the sizes of the run, where the config says them."""
     clients = 1 if config.partition.pooled else config.partition.num_clients

@@ -119,9 +119,6 @@ _RULES = (
     _needs_name("optimizer.schedule", ("linear", "warmup_cosine"), "optimizer.schedule_end"),
     _needs_one_of(("participation.lost",), "participation.lost_when"),
     _needs_name("loss.name", ("focal",), "loss.gamma"),
-    _needs_name(
-        "model.train", ("lora",), "model.lora_rank", "model.lora_layers", "model.lora_scale"
-    ),
     _needs_name("tracking.writers", ("wandb",), "tracking.project", "tracking.offline"),
     _needs_one_of(
         ("prediction.predictors",), *(field for field in FIELDS if field.startswith("prediction."))

@@ -201,12 +201,9 @@ SECTIONS: dict[str, dict[str, Option]] = {
         "name": _code("mlp", "the network"),
         "train": _code(
             "all",
-            "what of it is trained and sent: all, head, lora (the head, and pairs of matrices "
-            "beside kernels), or names of layers with commas between, * for anything",
+            "what of it is trained and sent: all, head, or names of layers with commas between, "
+            "* for anything",
         ),
-        "lora_rank": _code(4, "rank of the pairs of model.train=lora", _COUNT),
-        "lora_layers": _code("*", "layers whose kernels have a pair, as names in model.train"),
-        "lora_scale": _code(1.0, "factor of what a pair adds to its kernel", _POSITIVE),
     },
     "optimizer": {
         "name": _code("sgd", "optimizer of the clients' local training"),

@@ -1,4 +1,5 @@
-"""Contributed methods, models of the clients' own and sums of uploads, with their papers on top.
+"""Contributed methods, models of the clients' own, sums of uploads and LoRA, with their papers on
+top.
 
 Each has a file. The core never imports them.
 

@@ -17,7 +17,6 @@ from fedjax_ssl.data import Dataset
 from fedjax_ssl.data.reading.features import rows_of
 from fedjax_ssl.data.reading.own import SHOWN
 from fedjax_ssl.errors import UserError, did_you_mean
-from fedjax_ssl.models.own import as_it_predicts
 from fedjax_ssl.models.published import PUBLISHED, Published, digest
 from fedjax_ssl.trained.model import load_run
 
@@ -239,7 +238,9 @@ def _own(name: str, dataset: Dataset) -> Encoder:
         function = _torch(found, dataset.input_max)
     else:
         own_code.check_arguments(f"encoder {name!r}", found, ("inputs",))
-        function = as_it_predicts(found)
+        if hasattr(found, "eval"):  # a module of nnx
+            found.eval()
+        function = found
 
     def encode(inputs: np.ndarray) -> Any:
         try:

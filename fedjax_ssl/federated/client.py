@@ -92,7 +92,10 @@ class LocalRound(NamedTuple):
 
     def unpack(self, grouped: Grouped) -> Params:
         """Return the few arrays of every parameter group as its tree."""
-        return {group: self.packings[group].unpack(grouped[group]) for group in self.groups.names}
+        return {
+            group: self.packings[group].unpack(grouped[group]) if group in self.packings else tree
+            for group, tree in self.download.params.items()
+        }
 
     def key_of(self, client: Client) -> Key[Array, ""]:
         """Return the client's key of this round, by its id."""

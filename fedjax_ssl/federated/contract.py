@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax.traverse_util import flatten_dict, unflatten_dict
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Bool, Float, Int, Key, Shaped, UInt32
 
@@ -395,15 +396,26 @@ class LocalStep(NamedTuple):
         return self.run(self, weights, terms, earlier)
 
     def network(self, taken: StepTaken) -> Snapshot:
-        """Return the group's parameters and the batch statistics after a step."""
-        return Snapshot(self.packing.unpack(taken.weights), self.unravel(taken.model_state))
+        """Return the network's parameters and batch statistics after a step, where the group is
+        the only one that moves.
+        """
+        own = {self.terms[0].group: self.packing.unpack(taken.weights)}
+        params = merged({**self.inputs.start_network.groups, **own})
+        return Snapshot(params, self.unravel(taken.model_state))
 
     def with_network(self, taken: StepTaken, network: Snapshot) -> StepTaken:
         """Return what a step has left, with another network to go on with."""
         return taken._replace(
-            weights=self.packing.pack(network.params),
+            weights=self.packing.pack(_like(self.packing.unpack(taken.weights), network.params)),
             model_state=ravel_pytree(network.model_state)[0],
         )
+
+
+def _like(part: PyTree, whole: PyTree) -> PyTree:
+    """Return of a tree of nested dicts what another one has."""
+    if not isinstance(part, dict):
+        return whole
+    return {name: _like(own, whole[name]) for name, own in part.items()}
 
 
 TakeStep = Callable[[LocalStep], StepTaken]
@@ -584,3 +596,12 @@ class Sampler(NamedTuple):
     going_on: Callable[[int], "Sampler"] | None = None
     # ^ (local steps a round) -> the same batches, so many a round; epochs over labelled examples go
     # on where the client's last round ended
+
+
+def merged(groups: Params) -> PyTree:
+    """Put groups that are parts of a network together as its parameters."""
+    if len(groups) == 1:
+        return next(iter(groups.values()))
+    return unflatten_dict(
+        {place: leaf for part in groups.values() for place, leaf in flatten_dict(part).items()}
+    )

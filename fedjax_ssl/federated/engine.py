@@ -212,7 +212,7 @@ def _init_of(recipe: Recipe) -> Callable[[Array, FederatedData], ServerState]:
         params = groups.split(network)
         clients = all_clients(data)
         # Optimizers see a group as few long arrays.
-        packed = {group: packing(tree).pack(tree) for group, tree in params.items()}
+        packed = {group: packing(params[group]).pack(params[group]) for group in groups.names}
         shared = {group: packed[group] for group in groups.shared}
         local = {group: setup.local_optimizer.init({group: packed[group]}) for group in packed}
         state = ServerState(
@@ -249,7 +249,7 @@ def _first_states(
     clients: Client,
 ) -> Kept:
     """Return what all C clients have before their first round, leading axis C."""
-    packed = {group: packing(tree).pack(tree) for group, tree in params.items()}
+    packed = {group: packing(params[group]).pack(params[group]) for group in groups.names}
     shared = {group: packed[group] for group in groups.shared}
     network = groups.combine(params)
     count = clients.id.shape[0]
@@ -432,24 +432,6 @@ def _check_when(stage: Stage) -> None:
         raise ValueError("Stage.when is empty, so that the server never trains")
 
 
-def _check_part(recipe: Recipe) -> None:
-    """Raise ValueError where a method needs more of the network than the part that is trained."""
-    model = recipe.setup.model
-    assert model.part is not None
-    if not (recipe.class_scores or model.part.moves_features):
-        raise ValueError(
-            "this method learns by features, which stay as they are where the head alone is "
-            "trained; use model.train=lora or name layers, or a method that learns class scores"
-        )
-    params, _ = jax.eval_shape(model.init, jax.random.key(0))
-    groups = jax.eval_shape(recipe.groups.split, params)
-    if empty := [group for group, tree in groups.items() if not jax.tree.leaves(tree)]:
-        raise ValueError(
-            f"this method trains {', '.join(empty)} apart, of which nothing is trained with this "
-            "model.train; name some of its layers or use lora, or another method"
-        )
-
-
 def _check(recipe: Recipe) -> None:
     """Raise ValueError where parts of a recipe do not fit each other, see `build`."""
     setup = recipe.setup
@@ -461,8 +443,6 @@ def _check(recipe: Recipe) -> None:
             "network with a head (for example 'resnet9' in place of 'resnet8'), or a method that "
             "compares features with prototypes"
         )
-    if setup.model.part is not None:
-        _check_part(recipe)
     check_choices(WEIGHTINGS, weighting=setup.weighting)
     if setup.keep_optimizer and setup.average_optimizer:
         raise ValueError(

@@ -22,6 +22,7 @@ from fedjax_ssl.federated.contract import (
     ServerState,
     Stage,
     Training,
+    merged,
 )
 from fedjax_ssl.federated.packing import packing
 from fedjax_ssl.federated.setup import Setup
@@ -40,8 +41,9 @@ class ParameterGroups(NamedTuple):
     # ^ those that every client keeps to itself and that are never averaged (FedRep's heads); the
     # server's own training uses the common ones
     split: Callable[[PyTree], Params] = lambda params: {"model": params}
-    # ^ a freshly initialized network's parameters -> parameters by group
-    combine: Callable[[Params], PyTree] = lambda params: params["model"]
+    # ^ a freshly initialized network's parameters -> parameters by group; a group that `names` does
+    # not have stays as it is
+    combine: Callable[[Params], PyTree] = merged
     # ^ parameters by group -> the network's parameters
     own_statistics: bool = False
     # ^ batch statistics stay at each client too, and are never averaged

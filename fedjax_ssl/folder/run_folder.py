@@ -34,8 +34,6 @@ from fedjax_ssl.folder.folder import (
 from fedjax_ssl.folder.resume import restorable, why_not_longer
 from fedjax_ssl.folder.rows import ClientLog, MetricLog
 
-FROZEN = "frozen"  # the folder of what is not trained of the network, once for all checkpoints
-
 
 class RunFolder(Closing):
     """`--workdir`: created or opened again, locked for this process, its config stored or compared.
@@ -347,25 +345,6 @@ class RunFolder(Closing):
                 self._mended(f"{file} {what}: training starts again from round 0")
         return found
 
-    def keep_frozen(self, frozen: Any) -> Any:
-        """Save what is not trained of the network, which no checkpoint has.
-
-        Args:
-            frozen: as this start has it.
-
-        Returns:
-            It as the run that goes on from a checkpoint began with it.
-
-        Raises:
-            CheckpointError: it is gone, damaged, or of another network.
-        """
-        stored = Checkpoints(self.path, folder=FROZEN)
-        if self.begun:
-            return stored.restore(frozen)[1]
-        with self._storing(self.path / FROZEN, tree_bytes(frozen)):
-            stored.save(0, frozen)
-        return frozen
-
     def restore_best(self, template: Any) -> tuple[int, Any, dict[str, Any]] | None:
         """Load the checkpoint of the best model by validation; None where there is none."""
         return None if self._best.latest() is None else self._best.restore(template)
@@ -518,8 +497,7 @@ class RunFolder(Closing):
                 ".owner",
             ):
                 (self.path / left).unlink(missing_ok=True)
-            for folder in (CODE_FOLDER, FROZEN):
-                shutil.rmtree(self.path / folder, ignore_errors=True)
+            shutil.rmtree(self.path / CODE_FOLDER, ignore_errors=True)
             self._remove_what_was_made()
         self._open = False
         self._lock.close()

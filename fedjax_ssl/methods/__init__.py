@@ -173,6 +173,7 @@ def build(
     around: Sequence[str] = (),
     facts: "Facts | None" = None,
     personalize: Mapping[str, Any] = MappingProxyType({"name": "none"}),
+    train: str = "all",
     **settings: Any,
 ) -> "Method":
     """Build a method.
@@ -184,6 +185,7 @@ def build(
         facts: sizes of the run, for wrappers.
         personalize: name and options of what gives clients models of their own, inside of the
             wrappers.
+        train: what of the network is trained, see `around.trained_part`.
         **settings: the method's own.
 
     Raises:
@@ -192,11 +194,11 @@ def build(
             neither a `Recipe` nor a `Method`.
     """
     from fedjax_ssl import federated
-    from fedjax_ssl.methods.around import personalized, wrapped
+    from fedjax_ssl.methods.around import partly_trained, personalized, wrapped
 
-    if around or personalize["name"] != "none":
-        inner = personalized(recipe(name, setup, **settings), **personalize)
-        return federated.build(wrapped(inner, around, facts))
+    if around or personalize["name"] != "none" or train != "all":
+        inner = partly_trained(recipe(name, setup, **settings), train)
+        return federated.build(wrapped(personalized(inner, **personalize), around, facts))
     made = METHODS.build(name, setup, **settings)
     if isinstance(made, federated.Method):
         return made

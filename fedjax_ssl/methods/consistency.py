@@ -79,6 +79,7 @@ from fedjax_ssl.federated.contract import (
     RoundResult,
     ServerState,
     View,
+    merged,
     never,
 )
 from fedjax_ssl.federated.sampler import labelled_epochs, paired_batches, passes
@@ -747,7 +748,7 @@ def _moving_average_term(decay: float | Array) -> Term:
 
     def follow(average: Teacher, outcome: RoundResult) -> Teacher:
         keep = objectives.teacher_decay(average.step, decay)
-        new = (outcome.after.params["model"], outcome.after.model_state)
+        new = (merged(outcome.after.params), outcome.after.model_state)
         old = (average.params, average.model_state)
 
         def mean(one: Array, other: Array) -> Array:

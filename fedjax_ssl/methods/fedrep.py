@@ -45,6 +45,7 @@ from fedjax_ssl.federated.contract import (
     RoundResult,
     ServerState,
     Traffic,
+    merged,
 )
 from fedjax_ssl.federated.packing import packing
 from fedjax_ssl.federated.traffic import BYTES_PER_NUMBER, count
@@ -171,7 +172,7 @@ def _with_class_labels(setup: Setup, head_epochs: int, body_epochs: int) -> Reci
     def mean_head(state: ServerState) -> tuple[PyTree, PyTree]:
         mean = jax.tree.map(lambda heads: jnp.mean(heads, axis=0), state.clients.params[HEAD])
         head = packing(state.params[HEAD]).unpack(mean)
-        return second_head.join_groups({**state.params, HEAD: head}), state.model_state
+        return merged({**state.params, HEAD: head}), state.model_state
 
     stage = Stage(Training(terms, sampler), labelled_quota="only")
     groups = second_head.by_head(HEAD, BODY)._replace(private=(HEAD,))

@@ -17,7 +17,7 @@ from jaxtyping import Array
 
 from fedjax_ssl.checks import checked
 from fedjax_ssl.federated import Needs, Recipe, Setup, Stage, Term, Training
-from fedjax_ssl.federated.contract import Step
+from fedjax_ssl.federated.contract import Step, merged
 from fedjax_ssl.methods.parts import second_head
 from fedjax_ssl.methods.parts.alternating_training import ServerTurn, server_training
 from fedjax_ssl.methods.parts.channel_terms import check_one_space
@@ -100,7 +100,7 @@ def fedtrans(setup: Setup, settings: FedTrans) -> Recipe:
         return recipe
 
     def joined(state):
-        return second_head.join_groups(state.params)
+        return merged(state.params)
 
     return with_static_batch_norm(recipe, joined)
 

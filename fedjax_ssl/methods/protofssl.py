@@ -56,6 +56,7 @@ from fedjax_ssl.federated.contract import (
     ClientResult,
     ForLog,
     Metrics,
+    merged,
 )
 from fedjax_ssl.federated.messages import Upload
 from fedjax_ssl.federated.sampler import masked_permutation
@@ -528,7 +529,7 @@ def _with_bank(
 
     def features() -> Array:
         inputs = setup.normalize(data.inputs[:1])
-        network = state.params["model"], state.model_state
+        network = merged(state.params), state.model_state
         return setup.model.apply(*network, inputs, train=False)[0].features
 
     width = jax.eval_shape(features).shape[-1]

@@ -23,6 +23,5 @@ if TYPE_CHECKING:
     from fedjax_ssl.models.pooling import max_pool
     from fedjax_ssl.models.pretrained import started
     from fedjax_ssl.models.registry import MODELS, available, build, options
-    from fedjax_ssl.models.trained_part import Frozen, part_of
 
 __getattr__, __dir__ = attach(__name__)

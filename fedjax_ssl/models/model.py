@@ -2,16 +2,13 @@
 
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, PRNGKeyArray, PyTree
 
 from fedjax_ssl.checks import check_choices
-
-if TYPE_CHECKING:
-    from fedjax_ssl.models.trained_part import TrainedPart
 
 PRECISIONS = {"float32": jnp.float32, "bf16": jnp.bfloat16}
 
@@ -42,8 +39,6 @@ class Model(NamedTuple):
         forward_operations: `() -> int`, additions and multiplications for one example: of
             convolutions, dense layers, their biases and one softmax, in ProtoFSSL's networks also
             of pools and residual sums. None where nobody counted.
-        part: of a network whose `params` and `state` are those that are trained: how the rest
-            starts, and the network with it (`trained_part.part_of`). None: all are trained.
     """
 
     init: Callable[[PRNGKeyArray], tuple[PyTree, PyTree]]
@@ -51,7 +46,6 @@ class Model(NamedTuple):
     has_class_scores: bool = True
     batch_weights: Callable[[], PyTree] = dict
     forward_operations: Callable[[], int] | None = None
-    part: "TrainedPart | None" = None
 
 
 def count_parameters(params: PyTree) -> int:
@@ -106,8 +100,6 @@ def in_precision(model: Model, precision: str) -> Model:
     check_choices(PRECISIONS, precision=precision)
     if precision == "float32":
         return model
-    if model.part is not None:
-        return model.part.of(lambda whole: in_precision(whole, precision))
     dtype = PRECISIONS[precision]
 
     def apply(

@@ -126,7 +126,8 @@ def from_nnx(make: Callable[[nnx.Rngs], nnx.Module]) -> Model:
         net = nnx.merge(graph, *map(jax.tree.unflatten, map(jax.tree.structure, trees), leaves))
         net.train() if train else net.eval()
         result = net(inputs, **_options(net)(train, mask))
-        return result, _nested(nnx.split(net, nnx.Param, nnx.RngState, ...)[3])
+        *_, state = nnx.split(net, nnx.Param, nnx.RngState, ...)
+        return result, _nested(state)
 
     return Model(jax.jit(init), _apply_of(call))
 
@@ -191,7 +192,8 @@ def _outputs_of(result: Any) -> Outputs:
     if isinstance(result, Outputs):
         return result
     if isinstance(result, tuple) and len(result) == 2:
-        return Outputs(*result)
+        logits, features = result
+        return Outputs(logits, features)
     nothing: Any = None
     return _WithoutFeatures(result, nothing)
 

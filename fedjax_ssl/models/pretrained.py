@@ -338,8 +338,6 @@ def started(model: Model, arrays: Mapping[str, np.ndarray], source: str | Path) 
         ValueError: an array is missing, unknown, of another shape or kind, NaN or infinite; names
             the array.
     """
-    if model.part is not None:
-        return model.part.of(lambda whole: started(whole, arrays, source))
     shapes = _flat(jax.eval_shape(model.init, jax.random.key(0)))
     kinds = {"params": "params", "state": "batch_stats"}
     names = {place: ".".join((kinds[place[0]], *place[1:])) for place in shapes}

@@ -10,7 +10,6 @@ from jaxtyping import Array, Bool, Float, PRNGKeyArray, PyTree
 from fedjax_ssl.checks import check_whole_numbers
 from fedjax_ssl.models.layers import Network
 from fedjax_ssl.models.model import Model, Outputs, check_inputs
-from fedjax_ssl.models.trained_part import ALL, part_of
 from fedjax_ssl.own_code import where
 from fedjax_ssl.registry import Registry
 
@@ -93,27 +92,13 @@ available = MODELS.available  # () -> names that `build` knows, each with a line
 options = MODELS.options  # name -> options that `build` takes for it
 
 
-def build(
-    name: str,
-    *,
-    num_classes: int,
-    input_shape: tuple[int, ...],
-    train: str = ALL,
-    lora_rank: int = 4,
-    lora_layers: str = "*",
-    lora_scale: float = 1.0,
-    **given: Any,
-) -> Model:
+def build(name: str, *, num_classes: int, input_shape: tuple[int, ...], **given: Any) -> Model:
     """Build the network `name`.
 
     Args:
         name: one of `available()`.
         num_classes: number of class scores K.
         input_shape: shape of one example, (height, width, channels) for images.
-        train: what of it is trained, as the next three: see `trained_part.part_of`.
-        lora_rank: its `rank`.
-        lora_layers: its `layers`.
-        lora_scale: its `scale`.
         **given: `options` of the network, for example `norm="gn"`; every network has
             `normalize_features` and `aux_head`. With `weights` the file is read here.
 
@@ -133,18 +118,10 @@ def build(
         >>> outputs.logits.shape, outputs.features.shape
         ((2, 3), (2, 8))
     """
-    check_whole_numbers(num_classes=num_classes, lora_rank=lora_rank)
+    check_whole_numbers(num_classes=num_classes)
     input_shape = tuple(input_shape)
     if not input_shape or any(size < 1 for size in input_shape):
         raise ValueError(f"input_shape must be one or more positive integers, got {input_shape}")
-    model = _whole(name, num_classes, input_shape, given)
-    return part_of(model, input_shape, train, lora_rank, lora_layers, lora_scale)
-
-
-def _whole(
-    name: str, num_classes: int, input_shape: tuple[int, ...], given: dict[str, Any]
-) -> Model:
-    """Build a network all of which is trained."""
     hashable = {
         option: tuple(value) if isinstance(value, list) else value
         for option, value in given.items()

@@ -85,8 +85,9 @@ def _random_rest(built: Built) -> Iterator[str]:
     """Say where a part is trained of a network of the package that starts from nothing."""
     config = built.experiment.config
     model = config.model
-    frozen = 0 if built.frozen is None else len(jax.tree.leaves(built.frozen))
-    if frozen and not (model.get("weights") or config.start_from or ":" in model.name):
+    if model.train != "all" and not (
+        model.get("weights") or config.start_from or ":" in model.name
+    ):
         yield (
             f"config.model.train={model.train} trains a part of {model.name!r}, and the rest of it "
             "stays as random as it starts: give --model.weights or --start_from"

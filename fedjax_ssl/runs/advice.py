@@ -25,6 +25,7 @@ from fedjax_ssl.federated.recipe import Needs, in_words
 from fedjax_ssl.federated.uploads.faults import FLIP_LABELS
 from fedjax_ssl.folder.environment import device_description
 from fedjax_ssl.folder.files import bytes_in_words
+from fedjax_ssl.methods.around.trained_part import REST
 from fedjax_ssl.methods.parts.channel_terms import check_channels
 from fedjax_ssl.objectives import cross_entropy, supervised_loss
 from fedjax_ssl.runs.build import Built, build_method, facts_of
@@ -169,9 +170,9 @@ def describe_start(
     resumed = f", resumed after round {round}" * bool(round)
     weights = weights_in_words(config.federated.weighting, method)
     parameters = f"{models.count_parameters(template.params):,} parameters"
-    if built.network is not None and built.network.part is not None:
-        of_all = f"{built.network.part.parameters:,}"
-        parameters += f" trained, of {of_all}: model.train={config.model.train}"
+    if config.model.train != "all":
+        rest = models.count_parameters(template.params.get(REST, {}))
+        parameters += f", {rest:,} of them not trained: model.train={config.model.train}"
     by_file = ""
     if config.data.split:
         file = split_path(config.data.split, config.seed)
@@ -215,7 +216,7 @@ def note_loss(built: Built) -> None:
         return cross_entropy(logits, targets)
 
     how = (experiment, federation, built.execution)
-    method = build_method(*how, loss=heard, network=built.network)
+    method = build_method(*how, loss=heard)
     key = jax.random.key(0)
     if not method.recipe.on_host:
         jax.eval_shape(lambda: method.round(key, method.init(key, federation), federation))

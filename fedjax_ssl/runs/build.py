@@ -39,8 +39,6 @@ from fedjax_ssl.runs.processes import run_devices
 
 _AXES_OF_IMAGES = 4
 Start = Callable[[models.Model], models.Model]  # gives a network other weights to start from
-# what is not trained of a network of which a part is
-Rest = Callable[[models.Model], models.Frozen]
 
 
 class Experiment(NamedTuple):
@@ -68,16 +66,12 @@ class Built(NamedTuple):
         federation: drawn from the dataset.
         method: for this federation.
         execution: how its clients are placed on devices.
-        network: the config's, where a part of it is trained, bound to the rest; None: all of it is.
-        frozen: that rest.
     """
 
     experiment: Experiment
     federation: FederatedData
     method: Method
     execution: Execution
-    network: models.Model | None = None
-    frozen: models.Frozen | None = None
 
 
 def load_experiment(config: ml_collections.ConfigDict) -> Experiment:
@@ -224,8 +218,6 @@ def build(
     federation: FederatedData,
     numbers: Mapping[str, Array] | None = None,
     start: Start | None = None,
-    rest: Rest | None = None,
-    network: models.Model | None = None,
 ) -> Built:
     """Build what a run is made of.
 
@@ -234,9 +226,6 @@ def build(
         federation: with its arrays, as shapes, or traced.
         numbers: values that replace fields of the config, by dotted name; they may be traced.
         start: gives the network its first weights, in place of random ones.
-        rest: gives what is not trained of the network; by default it starts as `start` and the
-            config's seed have it.
-        network: one of which a part is trained, as it was built before; None: the config's.
     """
     section = experiment.config.federated
     # What is traced may be vectorized, over any number of runs.
@@ -251,27 +240,8 @@ def build(
         reduce=section.reduce,
         all_clients=_clients_of_known_size(federation) if alone else None,
     )
-    config = experiment.config
-    frozen = None
-    if config.model.train != "all":
-        if network is None:
-            network = network_of(config.to_dict(), experiment.dataset, federation.num_classes)
-            network = network if start is None else start(network)
-        frozen = rest_of(jax.random.key(config.seed))(network) if rest is None else rest(network)
-        assert network.part is not None
-        network = network.part.bind(frozen)
-    method = build_method(experiment, federation, execution, numbers, start=start, network=network)
-    return Built(experiment, federation, method, execution, network, frozen)
-
-
-def rest_of(key: Key[Array, ""]) -> Rest:
-    """Give what is not trained of a network as it starts in a run of this key."""
-
-    def rest(network: models.Model) -> models.Frozen:
-        assert network.part is not None, "a part of it is trained"
-        return network.part.start(named_key(key, "model"))
-
-    return rest
+    method = build_method(experiment, federation, execution, numbers, start=start)
+    return Built(experiment, federation, method, execution)
 
 
 def build_method(
@@ -282,7 +252,6 @@ def build_method(
     *,
     start: Start | None = None,
     loss: RowLoss | None = None,
-    network: models.Model | None = None,
 ) -> Method:
     """Build the method that the config names, for this federation.
 
@@ -293,14 +262,13 @@ def build_method(
         numbers: as for `build`.
         start: as for `build`.
         loss: in place of the one that the config names.
-        network: in place of the config's; it starts as it is.
     """
     config = configs.replace_numbers(experiment.config, numbers or {})
     facts = facts_of(config, federation)
-    setup = setup_of(config, experiment.dataset, federation, facts, network)
+    setup = setup_of(config, experiment.dataset, federation, facts)
     if loss is not None:
         setup = setup._replace(loss=loss)
-    if start is not None and network is None:
+    if start is not None:
         setup = setup._replace(model=start(setup.model))
     settings = config["method"]
     with configs.naming("uploads"):
@@ -310,6 +278,7 @@ def build_method(
     names = ("name", *PERSONALIZATIONS.options(own["name"]))
     personalize = {name: own[name] for name in names if own[name] is not None}
     settings |= {"around": config["around"], "facts": facts, "personalize": personalize}
+    settings["train"] = config["model"]["train"]
     setup = _private(setup, experiment.config, config, federation)
     with configs.naming("method"):
         return federated.execute(methods.build(settings.pop("name"), setup, **settings), execution)
@@ -349,7 +318,7 @@ def network_of(config: dict[str, Any], dataset: data.Dataset, num_classes: int) 
             config["model"]["name"],
             num_classes=num_classes,
             input_shape=dataset.input_shape,
-            **configs.options(config["model"]),
+            **configs.network_options(config["model"]),
         )
         return models.in_precision(model, config["precision"])
 
@@ -359,13 +328,12 @@ def setup_of(
     dataset: data.Dataset,
     federation: FederatedData,
     facts: Facts,
-    network: models.Model | None = None,
 ) -> Setup:
-    """Gather model, inputs, optimizers and sizes; `network` in place of the config's."""
+    """Gather model, inputs, optimizers and sizes."""
     local = config["optimizer"]
     server = config["federated"]
     inputs = config["data"]
-    model = network or network_of(config, dataset, federation.num_classes)
+    model = network_of(config, dataset, federation.num_classes)
     with configs.naming("cohort"):
         draw_cohort = federated.cohort_sampler(
             config["cohort"]["name"], **configs.options(config["cohort"]), facts=facts

@@ -7,7 +7,6 @@ examples once.
 """
 
 import contextlib
-import copy
 import dataclasses
 import functools
 import hashlib
@@ -40,12 +39,10 @@ from fedjax_ssl.federated.contract import Metrics
 from fedjax_ssl.federated.memory import FittingProgram, bytes_of, bytes_to_come, is_out_of_memory
 from fedjax_ssl.folder.files import bytes_in_words, plain_value
 from fedjax_ssl.folder.folder import flat_config
-from fedjax_ssl.models import Frozen
 from fedjax_ssl.registry import CHANGES
 from fedjax_ssl.runs.build import (
     Built,
     Start,
-    build,
     build_method,
     cohort_size_of,
     round_key,
@@ -75,7 +72,6 @@ class Inputs(NamedTuple):
     numbers: dict[str, Array]  # settings by dotted names of fields
     key: Key[Array, ""]
     federation: FederatedData
-    frozen: Frozen | None = None  # what is not trained of the network; None: all of it is
 
 
 class Advanced(NamedTuple):
@@ -146,7 +142,6 @@ class Program:
             {name: jnp.asarray(value) for name, value in values.items()},
             round_key(config, jax.random.key(config.seed) if key is None else key),
             built.federation,
-            built.frozen,
         )
         parts = [static_part(config), dataset.input_max, dataset.mean, dataset.std]
         if execution.all_clients is not None:
@@ -163,18 +158,6 @@ class Program:
         """Hash of the split that it trains on."""
         return data.split_hash(self.built.experiment.dataset, self.built.federation)
 
-    def with_frozen(self, frozen: Frozen) -> "Program":
-        """Give the same program with another rest of the network, wherever it lies."""
-        found = copy.copy(self)
-        found.built = build(
-            self.built.experiment,
-            self.built.federation,
-            rest=lambda network: frozen,
-            network=self.built.network,
-        )
-        found.inputs = self.inputs._replace(frozen=frozen)
-        return found
-
     def _once(self, make: Callable[[], Any], kind: str, *shapes: Hashable) -> Any:
         key = (kind, self.code, *shapes)
         if key not in self._compiled:
@@ -185,7 +168,6 @@ class Program:
         self,
         numbers: Mapping[str, Array],
         federation: FederatedData,
-        frozen: Frozen | None,
         start: Start | None = None,
         **more: Any,
     ) -> Method:
@@ -195,27 +177,17 @@ class Program:
         Args:
             numbers: settings by dotted names of fields.
             federation: traced as well.
-            frozen: traced as well.
             start: as for `build`.
             **more: fields of the execution that replace those of the run.
         """
         execution = self.built.execution._replace(**more)
         if self.built.method.recipe.on_host and start is None:
             return federated.execute(self.built.method, execution) if more else self.built.method
-        network = self.built.network
-        if network is not None:
-            assert network.part is not None and frozen is not None
-            network = network.part.bind(frozen)
-        experiment = self.built.experiment
-        return build_method(
-            experiment, federation, execution, numbers, start=start, network=network
-        )
+        return build_method(self.built.experiment, federation, execution, numbers, start=start)
 
     def _init(self, start: Start | None) -> Callable[..., ServerState]:
-        def init(
-            numbers: Any, key: Key[Array, ""], federation: FederatedData, frozen: Frozen | None
-        ) -> ServerState:
-            return self._method(numbers, federation, frozen, start).init(key, federation)
+        def init(numbers: Any, key: Key[Array, ""], federation: FederatedData) -> ServerState:
+            return self._method(numbers, federation, start).init(key, federation)
 
         return init
 
@@ -257,7 +229,6 @@ class Program:
         arguments = (
             state,
             self.inputs.numbers,
-            on_one_device(self.inputs.frozen),
             jnp.int32(client or 0),
             inputs,
         )
@@ -266,11 +237,10 @@ class Program:
         def predict(
             state: ServerState,
             numbers: Mapping[str, Array],
-            frozen: Frozen | None,
             client_id: Array,
             inputs: Array,
         ) -> Array:
-            method = self._method(numbers, federation, frozen)
+            method = self._method(numbers, federation)
             if client is None or method.predict_for is None:
                 return method.predict(state, inputs)
             return method.predict_for(state, client_id, inputs)
@@ -286,7 +256,7 @@ class Program:
     def block(
         self, rounds: int, saved: int | None = None, **execution: Any
     ) -> Callable[..., tuple[ServerState, Metrics]]:
-        """Give the function of (state, numbers, key, federation, frozen) that runs a block, see
+        """Give the function of (state, numbers, key, federation) that runs a block, see
         `run_block`.
         """
         if saved:
@@ -297,9 +267,8 @@ class Program:
             numbers: Mapping[str, Array],
             key: Key[Array, ""],
             federation: FederatedData,
-            frozen: Frozen | None,
         ) -> tuple[ServerState, Metrics]:
-            method = self._method(numbers, federation, frozen, **execution)
+            method = self._method(numbers, federation, **execution)
             metrics = self.built.experiment.config.metrics
             return run_block(method, state, key, federation, rounds, metrics, saved)
 
@@ -425,32 +394,23 @@ def plain(value: np.ndarray) -> Any:
 
 
 def _together(states: Sequence[ServerState], inputs: Sequence[Inputs]) -> tuple[Any, ...]:
-    """Gather the arguments of a program for several runs; examples that they share, and what is
-    not trained of their network, are given once.
-    """
+    """Gather the arguments of a program for several runs, with examples that they share once."""
     first = inputs[0].federation.inputs
     shared = all(one.federation.inputs is first for one in inputs)
-    frozen = inputs[0].frozen
-    if all(one.frozen is frozen for one in inputs):
-        inputs = [one._replace(frozen=None) for one in inputs]
-    else:
-        frozen = None
     numbers = {name: jnp.stack([one.numbers[name] for one in inputs]) for name in inputs[0].numbers}
     own = [(with_examples(one, None) if shared else one)[1:] for one in inputs]
-    return tuple(states), numbers, own, first if shared else None, frozen
+    return tuple(states), numbers, own, first if shared else None
 
 
 def _vectorized(
     block: Callable[..., tuple[ServerState, Metrics]],
 ) -> Callable[..., tuple[Any, Metrics]]:
-    def run(
-        states: tuple, numbers: Any, own: Any, examples: Array | None, frozen: Frozen | None
-    ) -> tuple[tuple, Metrics]:
+    def run(states: tuple, numbers: Any, own: Any, examples: Array | None) -> tuple[tuple, Metrics]:
         def one(state: ServerState, numbers: Any, own: Any) -> tuple[ServerState, Metrics]:
-            key, federation, rest = own
+            key, federation = own
             if examples is not None:
                 federation = dataclasses.replace(federation, inputs=examples)
-            return block(state, numbers, key, federation, rest if frozen is None else frozen)
+            return block(state, numbers, key, federation)
 
         stacked, own = (
             jax.tree.map(lambda *leaves: jnp.stack(leaves), *several) for several in (states, own)

@@ -39,7 +39,9 @@ def forward_operations(network: Mapping[str, Any], num_classes: int, shape: Sequ
 def _counts(network: Mapping[str, Any], num_classes: int, shape: Sequence[int]) -> tuple[int, int]:
     """Count the operations of an example's forward pass, and the parameters."""
     options = {
-        option: value for option, value in configs.options(network).items() if option != "weights"
+        option: value
+        for option, value in configs.network_options(network).items()
+        if option != "weights"
     }
     return _count(network["name"], json.dumps(options), num_classes, tuple(shape))
 

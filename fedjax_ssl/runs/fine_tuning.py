@@ -25,8 +25,7 @@ from fedjax_ssl.federated.evaluation import compared, over_clients, own_accuraci
 from fedjax_ssl.federated.packing import packing
 from fedjax_ssl.federated.setup import Setup
 from fedjax_ssl.keys import named_key
-from fedjax_ssl.models import Frozen
-from fedjax_ssl.runs.build import Built, build, facts_of, setup_of
+from fedjax_ssl.runs.build import Built, facts_of, setup_of
 from fedjax_ssl.runs.compile import Inputs, on_one_device
 from fedjax_ssl.runs.prediction_files import as_csv
 
@@ -58,6 +57,11 @@ def check(built: Built) -> None:
     if not is_asked(config):
         return
     said = "config.personalize.epochs or steps is given, but"
+    if config.model.train != "all":
+        raise ConfigError(
+            f"{said} config.model.train is {config.model.train!r}, and clients tune all of the "
+            "network; leave one of them out"
+        )
     if built.method.apply is None:
         raise ConfigError(
             f"{said} method {config.method.name!r} does not predict with the class scores of a "
@@ -96,7 +100,7 @@ def tune(built: Built, state: ServerState, inputs: Inputs, names: list[str]) -> 
     setup = _setup(built, federation)
     program = jax.jit(partial(_tuned, built, setup))
     key = named_key(inputs.key, "fine-tuning")
-    before, after = program(key, state, federation, inputs.frozen)
+    before, after = program(key, state, federation)
     mean = jnp.mean(after, where=~jnp.isnan(after))
     worst = over_clients(after)["worst_tenth"]
     found = {"accuracy": mean, "accuracy_worst_tenth": worst, **compared(before, after)}
@@ -136,7 +140,7 @@ def _setup(built: Built, federation: FederatedData) -> Setup:
         "average_state": False,
     }
     facts = facts_of(given, federation)
-    setup = setup_of(given, built.experiment.dataset, federation, facts, built.network)
+    setup = setup_of(given, built.experiment.dataset, federation, facts)
     rate = own.learning_rate or config.optimizer.learning_rate
     return setup._replace(
         learning_rate=lambda number: jnp.asarray(rate, jnp.result_type(float)),
@@ -150,18 +154,9 @@ def _setup(built: Built, federation: FederatedData) -> Setup:
 
 
 def _tuned(
-    built: Built,
-    setup: Setup,
-    key: Array,
-    state: ServerState,
-    data: FederatedData,
-    frozen: Frozen | None,
+    built: Built, setup: Setup, key: Array, state: ServerState, data: FederatedData
 ) -> tuple[Float[Array, " C"], Float[Array, " C"]]:
     """Return each client's accuracy before and after."""
-    if frozen is not None:
-        built = build(built.experiment, data, rest=lambda _: frozen, network=built.network)
-        assert built.network is not None
-        setup = setup._replace(model=built.network)
     method = built.method
     network = method.network
     apply = method.apply

@@ -22,7 +22,6 @@ the data.
 import dataclasses
 import json
 import warnings
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -49,9 +48,7 @@ from fedjax_ssl.errors import UserError, did_you_mean
 from fedjax_ssl.federated import Method, ServerState
 from fedjax_ssl.folder.checkpoint import Checkpoints
 from fedjax_ssl.folder.folder import CODE_FOLDER
-from fedjax_ssl.folder.run_folder import FROZEN
 from fedjax_ssl.folder.stored_run import StoredRun, read_run
-from fedjax_ssl.models import Frozen, Model
 from fedjax_ssl.runs import own_sources
 from fedjax_ssl.runs.build import Experiment, build
 
@@ -78,10 +75,6 @@ class Rebuilt(NamedTuple):
     dataset: Dataset  # dataset of one blank example
     client_names: tuple[str, ...]
     num_clients: int  # that train; the new ones follow in `client_names`
-    whole: Callable[[PyTree, PyTree], tuple[PyTree, PyTree]]
-    # ^ (parameters, batch statistics) as the method has them -> those of all of the network
-    frozen: Frozen | None  # what is not trained of the network; None: all of it is
-    bound: Callable[[Frozen | None], Method]  # -> the method with such a rest, which may be traced
 
 
 def describe(experiment: Experiment, federation: FederatedData, split: str) -> dict[str, Any]:
@@ -153,17 +146,13 @@ def columns(model: dict[str, Any]) -> list[str] | None:
     return reading.inputs if isinstance(reading, TableReading) else None
 
 
-def rebuild(
-    stored: StoredRun, model: dict[str, Any], **model_options: Any
-) -> tuple[ml_collections.ConfigDict, Rebuilt]:
+def rebuild(stored: StoredRun, model: dict[str, Any]) -> tuple[ml_collections.ConfigDict, Rebuilt]:
     """Rebuild the method of a run from its folder. Code of a user's own that only training needs
     is not imported.
 
     Args:
         stored: the run.
         model: as `describe` gives it.
-        **model_options: options of the network that replace the config's, for those networks that
-            take them.
 
     Returns:
         (config, resolved, rebuilt).
@@ -176,7 +165,7 @@ def rebuild(
     copy = stored.path / CODE_FOLDER
     path = f"PYTHONPATH={copy.resolve()}"
     try:
-        resolved, rebuilt = _rebuilt(stored, model, model_options)
+        resolved, rebuilt = _rebuilt(stored, model)
     except configs.ConfigError as error:
         if unknown := registered_elsewhere(stored.config):
             raise TrainedModelError(
@@ -212,9 +201,7 @@ def registered_elsewhere(config: dict[str, Any]) -> list[str]:
     return found
 
 
-def _rebuilt(
-    stored: StoredRun, model: dict[str, Any], model_options: dict[str, Any]
-) -> tuple[ml_collections.ConfigDict, Rebuilt]:
+def _rebuilt(stored: StoredRun, model: dict[str, Any]) -> tuple[ml_collections.ConfigDict, Rebuilt]:
     resolved = resolved_of(_without_training(stored.config))
     shape = model["inputs"]["shape"]
     dtype = np.dtype(model["inputs"]["dtype"])
@@ -235,30 +222,12 @@ def _rebuilt(
     bare = jax.ShapeDtypeStruct((federation.inputs.shape[0], *shape), federation.inputs.dtype)
     federation = dataclasses.replace(federation, inputs=bare)
 
-    def rest(network: Model) -> Frozen:
-        assert network.part is not None, "a part of it is trained"
-        like = jax.eval_shape(network.part.start, jax.random.key(0))
-        frozen: Frozen = Checkpoints(stored.path, folder=FROZEN).restore(like)[1]
-        return frozen
-
-    def bound(frozen: Frozen | None) -> Method:
-        if frozen is None:
-            return built.method
-        return build(experiment, federation, rest=lambda _: frozen, network=built.network).method
-
-    def whole(params: PyTree, state: PyTree) -> tuple[PyTree, PyTree]:
-        if built.network is None:
-            return params, state
-        assert built.network.part is not None and built.frozen is not None
-        return built.network.part.whole(built.frozen, params, state)
-
-    experiment = Experiment(_for_prediction(resolved, model_options), dataset)
-    built = build(experiment, federation, rest=rest)
-    method = built.method
+    experiment = Experiment(_for_prediction(resolved), dataset)
+    method = build(experiment, federation).method
     state = jax.eval_shape(method.init, jax.random.key(0), federation)
     names = tuple(model["client_names"])
     number = federation.num_clients
-    return resolved, Rebuilt(method, state, dataset, names, number, whole, built.frozen, bound)
+    return resolved, Rebuilt(method, state, dataset, names, number)
 
 
 def resolved_of(stored: dict[str, Any]) -> ml_collections.ConfigDict:
@@ -293,20 +262,16 @@ def _without_training(config: dict[str, Any]) -> dict[str, Any]:
     return unflatten_dict(kept, sep=".")
 
 
-def _for_prediction(
-    config: ml_collections.ConfigDict, model_options: dict[str, Any]
-) -> ml_collections.ConfigDict:
+def _for_prediction(config: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
     """Give the config of the same network on one device, without the places that its weights once
     came from.
     """
     changed = ml_collections.ConfigDict(config.to_dict())
     changed.federated.update({"devices": 1, "reduce": "ordered", "placement": "sequential"})
-    taken = configs.CHOICES["model"].options(config.model.name)
     with changed.ignore_type():
         changed.start_from = None
-        changed.model.update(
-            {name: v for name, v in {"weights": None, **model_options}.items() if name in taken}
-        )
+        if "weights" in configs.CHOICES["model"].options(config.model.name):
+            changed.model.weights = None
     return changed.lock()
 
 

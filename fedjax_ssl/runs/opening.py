@@ -41,7 +41,7 @@ from fedjax_ssl.runs.callbacks import (
     Rows,
     Viewers,
 )
-from fedjax_ssl.runs.compile import Inputs, Program, on_one_device
+from fedjax_ssl.runs.compile import Inputs, Program
 from fedjax_ssl.runs.own_callbacks import OwnCallbacks
 from fedjax_ssl.runs.own_metrics import OwnMetrics
 from fedjax_ssl.runs.privacy import privacy_of_run
@@ -220,11 +220,6 @@ def _start(program: Program, shared: Shared, folder: RunFolder | None, team: Tea
         # Other code or another generator is why a split would differ, so it is named first.
         folder.compare_split(program.split)
         folder.check_longer(config)
-    if program.inputs.frozen is not None:
-        frozen = program.inputs.frozen
-        if folder is not None:
-            frozen = folder.keep_frozen(frozen)
-        program = program.with_frozen(team.from_first(frozen))
     template = program.template()
     found = None
     rows: list[dict[str, Any]] = []
@@ -236,9 +231,6 @@ def _start(program: Program, shared: Shared, folder: RunFolder | None, team: Tea
     mesh = program.built.execution.mesh
     team.connect(mesh)
     state, inputs = share_out((state, program.inputs), mesh)
-    if inputs.frozen is not None and mesh is not None:
-        program = program.with_frozen(inputs.frozen)
-        shared.frozen = on_one_device(inputs.frozen)
     rows = team.values_from_first(rows)
     return _Start(program, template, round, state, inputs, seconds, rows)
 

@@ -7,7 +7,6 @@ from typing import Any
 
 import jax
 import ml_collections
-import numpy as np
 
 from fedjax_ssl import config as configs
 from fedjax_ssl import data
@@ -15,22 +14,18 @@ from fedjax_ssl.config import ConfigError, naming
 from fedjax_ssl.data import FederatedData, LoadedInputs
 from fedjax_ssl.data.federation.federated_data import of_one_shape
 from fedjax_ssl.folder.files import plain_value
-from fedjax_ssl.models import Frozen, Model
 from fedjax_ssl.prediction import one_shot
 from fedjax_ssl.runs.build import (
     Built,
     Experiment,
-    Rest,
     build,
     drawing_of,
     federate,
     load_resolved,
-    rest_of,
 )
 from fedjax_ssl.runs.compile import Program, described
 from fedjax_ssl.runs.devices import start_processor
 from fedjax_ssl.runs.residence import on_host, why_not_on_host
-from fedjax_ssl.runs.start import start_of
 
 
 class Shared:
@@ -59,7 +54,6 @@ class Shared:
         self._federations: dict[str, FederatedData] = {}
         self._drawing: tuple[str, data.Drawing | None] | None = None
         self._pictures: dict[str, bytes] = {}
-        self.frozen: Frozen | None = None  # not trained of the last run's network, on one device
         self.compiled: dict[tuple[Hashable, ...], Any] = {}
 
     def experiment(self, config: ml_collections.ConfigDict) -> Experiment:
@@ -117,23 +111,7 @@ class Shared:
         one_shot.check(config, federation)
         with naming("data, config.partition or config.supervision"):
             data.validate(federation, truth_required=not configs.predictors(config))
-        if config.model.train == "all":
-            return build(experiment, federation)
-        return build(experiment, federation, start=start_of(experiment), rest=self._rest_of(config))
-
-    def _rest_of(self, config: ml_collections.ConfigDict) -> Rest:
-        """Give what is not trained of a run's network: the arrays of the run before, where they
-        are equal, so that they are there once.
-        """
-
-        def rest(network: Model) -> Frozen:
-            found = rest_of(jax.random.key(config.seed))(network)
-            before = self.frozen
-            if before is None or not equal(found, before):
-                self.frozen = found
-            return self.frozen or found
-
-        return rest
+        return build(experiment, federation)
 
     def federation(self, experiment: Experiment) -> FederatedData:
         """Draw the federation of an experiment with the seed of its config, once."""
@@ -198,14 +176,6 @@ class Shared:
         config = experiment.config
         where = "device" if experiment.host is None else "host"
         return f"{_text(config.partition)} {_text(config.supervision)} {config.seed} {where}"
-
-
-def equal(one: Frozen, other: Frozen) -> bool:
-    """Tell whether trees have the same arrays."""
-    if described(one) != described(other):
-        return False
-    pairs = zip(*map(jax.tree.leaves, (one, other)), strict=True)
-    return all(np.array_equal(*pair) for pair in pairs)
 
 
 def _text(section: Any) -> str:

@@ -232,7 +232,7 @@ def _of_run(folder: Path) -> Mapping[str, np.ndarray]:
                 "save_parameters"
             )
         network = rebuilt.method.network(checkpoints.restore(rebuilt.state)[1])
-        params, statistics = rebuilt.whole(*network)
+        params, statistics = network
         return flatten_dict(jax.device_get({"params": params, "batch_stats": statistics}), sep=".")
 
 

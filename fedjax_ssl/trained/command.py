@@ -82,7 +82,7 @@ def _parser() -> argparse.ArgumentParser:
         action="store_true",
         help="bring images to the model's size, where the run did not read images itself",
     )
-    written = "write the parameters as .safetensors and the prediction as StableHLO there"
+    written = "write the parameters as .safetensors there"
     add("--export", type=Path, metavar="FOLDER", help=written)
     return parser
 
@@ -123,8 +123,6 @@ def _predict(given: argparse.Namespace) -> None:
         given.export.mkdir(parents=True, exist_ok=True)
         parameters = given.export / "parameters.safetensors"
         facts["parameters"] = str(model.save_parameters(parameters, **chosen))
-        prediction = given.export / "prediction.stablehlo"
-        facts["prediction"] = str(model.save_prediction(prediction, **chosen))
     for name, value in facts.items():
         print(f"{name:<11} {value}", file=sys.stderr)
     print(matrix, end="", file=sys.stderr)

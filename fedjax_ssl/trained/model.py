@@ -1,17 +1,15 @@
 """A trained model: a run folder as something that predicts."""
 
-import contextlib
 import importlib
 import json
 import math
 import os
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import jax
-import jax.export
 import jax.numpy as jnp
 import numpy as np
 from flax.traverse_util import flatten_dict
@@ -23,11 +21,9 @@ from fedjax_ssl.data.fingerprint import of_arrays, of_examples
 from fedjax_ssl.data.reading.features import TableReading, rows_of
 from fedjax_ssl.data.reading.own import Findings, as_text, named
 from fedjax_ssl.errors import how_to_install, note
-from fedjax_ssl.federated import Method
 from fedjax_ssl.folder.checkpoint import Checkpoints
 from fedjax_ssl.folder.files import write_atomically
 from fedjax_ssl.folder.stored_run import StoredRun
-from fedjax_ssl.models import Frozen
 from fedjax_ssl.registry import did_you_mean
 from fedjax_ssl.runs import model_file
 from fedjax_ssl.runs.model_file import SEEN, TrainedModelError
@@ -35,8 +31,6 @@ from fedjax_ssl.trained.scales import Client, Scale, Scales, whose_inputs
 
 if TYPE_CHECKING:  # takes long to import
     import pandas
-
-PLATFORMS = ("cpu", "cuda", "rocm", "tpu")  # for which predictions are lowered
 
 
 def load_run(workdir: str | os.PathLike, checkpoint: str = "auto") -> "TrainedModel":
@@ -119,10 +113,6 @@ class TrainedModel:
         )
         self._state = jax.tree.map(jnp.asarray, state)
         self._method = rebuilt.method
-        self._whole = rebuilt.whole
-        # An argument of its programs, as in a run: large networks would be constants in them.
-        self._frozen = rebuilt.frozen
-        self._bound = rebuilt.bound
         self._num_clients = rebuilt.num_clients
         self._compiled: dict[str, Callable[..., jax.Array]] = {}
         self._clients = Checkpoints(self.path, folder="clients")
@@ -169,7 +159,7 @@ class TrainedModel:
         def of_one(rows: Any, client: Client) -> np.ndarray:
             scale = self.scales.of(values[rows], client)
             whose_model = self._with_model(client)
-            way, function, model = self._function(self._bound, whose_model, calibrated)
+            way, function, model = self._function(whose_model, calibrated)
             predict = partial(self._compiled.setdefault(way, jax.jit(function)), *model)
             return self._in_batches(predict, values[rows], scale, batch_size)
 
@@ -231,8 +221,8 @@ class TrainedModel:
                 f"config.federated.name={self.config.federated.name!r} has no global model, and "
                 "so no features"
             )
-        embed = self._compiled.setdefault("embed", jax.jit(_of_method(self._bound, "embed")))
-        function = partial(embed, self._frozen, self._state)
+        embed = self._compiled.setdefault("embed", jax.jit(self._method.embed))
+        function = partial(embed, self._state)
         values, whose = self._values(inputs, client)
         return self._in_batches(function, values, self.scales.of(values, whose), batch_size)
 
@@ -279,66 +269,20 @@ class TrainedModel:
             "round": self.round,
             "temperature": self.temperature_for(client),  # divides the logits
         }
-        parameters, statistics = self._whole(parameters, statistics)
         trees = jax.device_get({"params": parameters, "batch_stats": statistics})
         arrays = {
             name: np.ascontiguousarray(array)
             for name, array in flatten_dict(trees, sep=".").items()
             if hasattr(array, "shape")
         }
-        with _needing("safetensors"):
+        try:
             safetensors = importlib.import_module("safetensors.numpy")
+        except ImportError as error:
+            raise TrainedModelError(
+                f"this needs the package safetensors: {how_to_install('export')}"
+            ) from error
         write_atomically(path, safetensors.save(arrays, metadata={"fedjax_ssl": json.dumps(facts)}))
         return Path(path)
-
-    def save_prediction(
-        self,
-        path: str | os.PathLike,
-        *,
-        client: int | str | None = None,
-        platforms: Collection[str] = PLATFORMS,
-    ) -> Path:
-        """Write `predict` as a program (StableHLO by `jax.export`) with the parameters in it, for
-        any batch size.
-
-        `jax.export.deserialize(Path(path).read_bytes()).call(inputs)` runs it, without this
-        package. Needs the extra `export`.
-
-        Args:
-            path: the file.
-            client: as for `predict`.
-            platforms: for which it is lowered.
-
-        Returns:
-            The file.
-
-        Raises:
-            TrainedModelError: as `predict`, or flatbuffers is not there.
-        """
-        prepare = self._preparation(client)
-        # The plain convolution: the others are chosen for this machine, and their shapes for
-        # batches of known size.
-        _, rebuilt = model_file.rebuild(self._stored, self._description, lowering="lax")
-        _, predict, model = self._function(rebuilt.bound, client)
-        with _needing("flatbuffers"):
-            program = as_program(
-                lambda x: predict(*model, prepare(x)), self.input_shape, self.input_dtype, platforms
-            )
-            write_atomically(path, program)
-        return Path(path)
-
-    def _preparation(self, client: int | str | None) -> Callable[[Any], Any]:
-        """Make the map of one client's inputs that stands before an exported model."""
-        if not self.scales:
-            return lambda inputs: inputs
-        name = self.scales.find(client)
-        if name is None:
-            raise TrainedModelError(
-                f"client is {client!r}, but this run standardizes inputs by client; name the one "
-                f"whose inputs these are: {_some(self.scales.names)}; a new site is one after "
-                "model.add_client(name, inputs)"
-            )
-        return partial(self.scales.apply, self.scales.known(name))
 
     def was_trained_on(self, inputs: Shaped[np.ndarray, "n ..."]) -> Bool[np.ndarray, " n"]:
         """Tell which inputs, as of `predict`, are examples whose labels the run has seen: it was
@@ -386,31 +330,26 @@ class TrainedModel:
         return model["params"], model["model_state"]
 
     def _function(
-        self,
-        bound: Callable[[Frozen | None], Method],
-        client: int | str | None,
-        calibrated: bool = True,
+        self, client: int | str | None, calibrated: bool = True
     ) -> tuple[str, Callable[..., jax.Array], tuple[Any, ...]]:
         """Find a function (*model, inputs) -> probabilities: (what it is known by, the
         function, the model).
         """
         if (model := self._model_before_average(client)) is not None:
             assert self._method.apply is not None, "runs of other methods keep no models"
-            return "before average", _exp(_of_method(bound, "apply")), (self._frozen, *model)
+            return "before average", _exp(self._method.apply), model
         number = self._client_number(client)
         temperature = self.temperature_for(client) if calibrated else None
-        known = (self._frozen, self._state)
         if number is not None and self._method.predict_for is not None:
-            its_own = _exp(_of_method(bound, "predict_for"))
-            return "client", its_own, (*known, jnp.int32(number))
-        predict = _of_method(bound, "predict")
+            return "client", _exp(self._method.predict_for), (self._state, jnp.int32(number))
+        predict = self._method.predict
         if temperature is None:
-            return "global", _exp(predict), known
+            return "global", _exp(predict), (self._state,)
 
         def calibrated_one(*given: Any) -> jax.Array:
             return jax.nn.softmax(predict(*given) / temperature)
 
-        return "calibrated", calibrated_one, known
+        return "calibrated", calibrated_one, (self._state,)
 
     def _number_of(self, client: int | str) -> int:
         known = self.client_names[: self._num_clients]
@@ -543,48 +482,8 @@ class TrainedModel:
         return values.astype(np.uint8, copy=False)
 
 
-def _of_method(bound: Callable[[Frozen | None], Method], name: str) -> Callable[..., jax.Array]:
-    """Give a function of a method as one of (what is not trained, its own arguments)."""
-
-    def function(frozen: Frozen | None, *given: Any) -> jax.Array:
-        found: jax.Array = getattr(bound(frozen), name)(*given)
-        return found
-
-    return function
-
-
 def _exp(function: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
     return lambda *given: jnp.exp(function(*given))
-
-
-def as_program(
-    predict: Callable[[jax.Array], jax.Array],
-    input_shape: tuple[int, ...],
-    dtype: np.dtype,
-    platforms: Collection[str] = PLATFORMS,
-) -> bytes:
-    """Serialize a function of a batch of inputs, of any size, by `jax.export`.
-
-    Args:
-        predict: raw inputs [n, *input_shape] -> [n, ...].
-        input_shape: one example's.
-        dtype: the inputs' type.
-        platforms: for which it is lowered.
-    """
-    shape = (*jax.export.symbolic_shape("batch"), *input_shape)
-    inputs = jax.ShapeDtypeStruct(shape, jnp.dtype(dtype))
-    exported = jax.export.export(jax.jit(predict), platforms=list(platforms))(inputs)
-    return bytes(exported.serialize())
-
-
-@contextlib.contextmanager
-def _needing(package: str) -> Iterator[None]:
-    try:
-        yield
-    except ImportError as error:
-        raise TrainedModelError(
-            f"this needs the package {package}: {how_to_install('export')}"
-        ) from error
 
 
 def _some(names: Collection[str]) -> str:

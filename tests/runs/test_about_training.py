@@ -33,7 +33,6 @@ def said(federation, **settings) -> list[str]:
     [
         ({}, None),
         ({"model.train": "head"}, "the rest of it stays as random as it starts"),
-        ({"model.name": "linear", "model.train": "head"}, None),
         ({"personalize.name": "ditto"}, "the models of the last round are kept"),
         (
             {"personalize.name": "ditto", "select_from": 2},

@@ -40,12 +40,6 @@ def moon(setup: Setup, *, temperature: Positive = 0.5) -> Term:
         setup: the run.
         temperature: kappa, divides the cosines.
     """
-    part = setup.model.part
-    if part is not None and not part.moves_features:
-        raise ValueError(
-            "moon contrasts features, which stay as they are where the head alone is trained; use "
-            "model.train=lora or name layers, or leave moon out"
-        )
     view = augmented_view(setup, "labelled")
 
     def features(params: PyTree, model_state: PyTree, inputs: Array) -> Array:

@@ -80,8 +80,8 @@ def ditto(recipe: Recipe, *, pull: Weight = 1.0) -> Recipe:
     """
 
     def move(step: TakeStep, at: LocalStep, before: _Local) -> _Local:
-        (start,) = at.inputs.start_network.groups.values()
-        anchor = at.packing.pack(start)
+        (group,) = recipe.groups.names
+        anchor = at.packing.pack(at.inputs.start_network.groups[group])
 
         def drawn(gradient: Packed, weights: Packed) -> Packed:
             return jax.tree.map(lambda g, v, w: g + pull * (v - w), gradient, weights, anchor)

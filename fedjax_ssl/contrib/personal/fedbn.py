@@ -217,7 +217,7 @@ def _places(recipe: Recipe) -> Places:
     return {
         group: sorted(found & {*paths})
         for group, paths in parts.items()
-        if group not in groups.private
+        if group in groups.names and group not in groups.private
     }
 
 

@@ -55,6 +55,14 @@ def personalized(recipe: "Recipe", name: str = "none", **options: Any) -> "Recip
         return PERSONALIZATIONS.build(name, recipe, **options)
 
 
+def partly_trained(recipe: "Recipe", train: str) -> "Recipe":
+    """Train what `config.model.train` says of the network; raises ConfigError where it cannot."""
+    from fedjax_ssl.methods.around.trained_part import with_trained_part
+
+    with naming("model"):
+        return with_trained_part(recipe, train)
+
+
 def wrapped(recipe: "Recipe", names: Sequence[str], facts: "Facts | None" = None) -> "Recipe":
     """Put wrappers around a recipe, the first one inside.
 

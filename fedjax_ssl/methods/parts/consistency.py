@@ -29,6 +29,7 @@ from fedjax_ssl.federated.contract import (
     RoundContext,
     StepTaken,
     TakeStep,
+    merged,
 )
 from fedjax_ssl.keys import named_key
 from fedjax_ssl.methods.parts.terms import PseudoLabels, diagnose_pseudo_labels, network_outputs
@@ -245,7 +246,7 @@ def teacher_network(term: str) -> Callable[[ServerState], tuple[PyTree, PyTree]]
 
     def network(state: ServerState) -> tuple[PyTree, PyTree]:
         teacher = state.terms[term]
-        student = (state.params["model"], state.model_state)
+        student = (merged(state.params), state.model_state)
         return jax.tree.map(
             lambda taught, own: jnp.where(teacher.step > 0, taught, own),
             (teacher.params, teacher.model_state),

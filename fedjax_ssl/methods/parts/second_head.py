@@ -167,9 +167,4 @@ def by_head(*groups: str) -> ParameterGroups:
         heads = {group: {group: params[group]} for group in groups if group != BODY}
         return {**heads, BODY: {name: part for name, part in params.items() if name not in heads}}
 
-    return ParameterGroups(groups, split=split, combine=join_groups)
-
-
-def join_groups(groups: Params) -> PyTree:
-    """Put the groups together as the network's parameters."""
-    return {name: part for group in groups.values() for name, part in group.items()}
+    return ParameterGroups(groups, split=split)

@@ -17,7 +17,7 @@ from jaxtyping import Array, Int
 
 from fedjax_ssl.data import FederatedData
 from fedjax_ssl.federated import Recipe
-from fedjax_ssl.federated.contract import ServerState
+from fedjax_ssl.federated.contract import ServerState, merged
 from fedjax_ssl.models import Model
 
 PyTree = Any
@@ -94,7 +94,7 @@ def batch_statistics(
 
 def with_static_batch_norm(
     recipe: Recipe,
-    network: Callable[[ServerState], PyTree] = lambda state: state.params["model"],
+    network: Callable[[ServerState], PyTree] = lambda state: merged(state.params),
     batch_size: int = 250,
     server_batch_size: int | None = None,
 ) -> Recipe:

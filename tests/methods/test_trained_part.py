@@ -1,0 +1,76 @@
+"""Training a part of a network, and LoRA."""
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedjax_ssl import methods, models
+from fedjax_ssl.contrib.lora import lora
+from fedjax_ssl.methods.around.trained_part import REST
+from tests import toy
+
+KEY = jax.random.key(0)
+
+
+def network(**options) -> models.Model:
+    shape = (toy.NUM_FEATURES,)
+    options = {"hidden": (5,), "norm": "bn", **options}
+    return models.build("mlp", num_classes=toy.NUM_CLASSES, input_shape=shape, **options)
+
+
+def test_the_rest_stays_and_is_not_sent() -> None:
+    data = toy.federation()
+    setup = toy.setup(data, model=network())
+    whole, part = (
+        methods.build("fedavg", setup, train=train) for train in ("all", "dense1.kernel,he*")
+    )
+    start = jax.jit(part.init)(KEY, data)
+    assert {*start.params[REST]} == {"dense1", "norm1"} and {*start.params["model"]["dense1"]} == {
+        "kernel"
+    }
+    end, (info,) = toy.run(jax.jit(part.round), KEY, start, data, 1)
+    chex.assert_trees_all_equal(end.params[REST], start.params[REST])
+    moved = jax.tree.map(
+        lambda new, old: bool(jnp.any(new != old)), end.params["model"], start.params["model"]
+    )
+    assert all(jax.tree.leaves(moved))
+    begin = jax.eval_shape(whole.init, KEY, data)
+    sent = models.count_parameters((start.params["model"], start.model_state))
+    assert int(info["bytes_up"]) == 4 * sent * int(info["clients"])
+    expected = jax.tree.map(jnp.shape, whole.network(begin))
+    assert jax.tree.map(jnp.shape, part.network(end)) == expected
+
+
+@pytest.mark.parametrize(
+    ("train", "message"),
+    [
+        ("dense7", "no parameter is named dense7; the network has dense1, .*head"),
+        ("", "no parameter is named so"),
+        ("*", "which is all of this network; write train=all"),
+    ],
+)
+def test_names_are_checked(train: str, message: str) -> None:
+    setup = toy.setup(toy.federation(), model=network())
+    with pytest.raises(ValueError, match=f"config.model: train is '.*', .*{message}"):
+        methods.build("fedavg", setup, train=train)
+
+
+def test_lora_adds_the_product_of_its_pairs() -> None:
+    plain = network(norm="none")
+    model = lora(plain, rank=2, layers="dense1.kernel", scale=0.5)
+    params, state = model.init(KEY)
+    inputs = jax.random.normal(KEY, (4, toy.NUM_FEATURES))
+    own, _ = plain.init(KEY)
+    expected = plain.apply(own, {}, inputs, train=False)[0].logits
+    found = model.apply(params, state, inputs, train=False)[0].logits
+    np.testing.assert_array_equal(found, expected)
+    pair = params["lora"]["dense1"]["kernel"]
+    pair["b"] = jnp.ones_like(pair["b"])
+    own["dense1"]["kernel"] += 0.5 * pair["a"] @ pair["b"]
+    expected = plain.apply(own, {}, inputs, train=False)[0].logits
+    found = model.apply(params, state, inputs, train=False)[0].logits
+    np.testing.assert_allclose(found, expected, rtol=1e-6)
+    with pytest.raises(ValueError, match=r"rank 9 and layers .*smallest of these kernels has"):
+        lora(plain, rank=9)
