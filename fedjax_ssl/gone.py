@@ -36,7 +36,7 @@ _WITH_RULES = (
     *("sage", "proxyfl"),
 )
 
-_LORA = "model.name names a function that returns fedjax_ssl.contrib.lora.lora(model)"
+_LORA = "LoRA is a function that a network of your own calls; see docs/frozen.md"
 
 # By field; a method's own setting by "METHOD.SETTING", and a single value by "FIELD=VALUE".
 GONE = {

@@ -25,6 +25,7 @@ FILES: dict[str, dict[str, tuple[str, ...]]] = {
         "methods/proxyfl": ("proxyfl",),
         "methods/sage": ("sage",),
     },
+    "network": {"lora": ("lora",)},  # no registry's: code of a user's own calls it
     "personalization": {
         "personal/fedbn": ("fedbn",),
         "personal/ditto": ("ditto", "apfl"),

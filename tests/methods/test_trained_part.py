@@ -1,13 +1,11 @@
-"""Training a part of a network, and LoRA."""
+"""Training a part of a network."""
 
 import chex
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
 
 from fedjax_ssl import methods, models
-from fedjax_ssl.contrib.lora import lora
 from fedjax_ssl.methods.around.trained_part import REST
 from tests import toy
 
@@ -55,22 +53,3 @@ def test_names_are_checked(train: str, message: str) -> None:
     setup = toy.setup(toy.federation(), model=network())
     with pytest.raises(ValueError, match=f"config.model: train is '.*', .*{message}"):
         methods.build("fedavg", setup, train=train)
-
-
-def test_lora_adds_the_product_of_its_pairs() -> None:
-    plain = network(norm="none")
-    model = lora(plain, rank=2, layers="dense1.kernel", scale=0.5)
-    params, state = model.init(KEY)
-    inputs = jax.random.normal(KEY, (4, toy.NUM_FEATURES))
-    own, _ = plain.init(KEY)
-    expected = plain.apply(own, {}, inputs, train=False)[0].logits
-    found = model.apply(params, state, inputs, train=False)[0].logits
-    np.testing.assert_array_equal(found, expected)
-    pair = params["lora"]["dense1"]["kernel"]
-    pair["b"] = jnp.ones_like(pair["b"])
-    own["dense1"]["kernel"] += 0.5 * pair["a"] @ pair["b"]
-    expected = plain.apply(own, {}, inputs, train=False)[0].logits
-    found = model.apply(params, state, inputs, train=False)[0].logits
-    np.testing.assert_allclose(found, expected, rtol=1e-6)
-    with pytest.raises(ValueError, match=r"rank 9 and layers .*smallest of these kernels has"):
-        lora(plain, rank=9)

@@ -73,7 +73,6 @@ from fedjax_ssl.federated import (
     count,
     never,
 )
-from fedjax_ssl.federated.packing import merged
 from fedjax_ssl.keys import named_key
 from fedjax_ssl.methods.parts.consistency import LABELLED, UNLABELLED, strong_view
 from fedjax_ssl.methods.parts.guess import Guess, Guessing, LabelsFrom, guesses_of, labeller
@@ -468,7 +467,7 @@ def tuning_term(setup: Setup, how: Tuning) -> Term:
         )
 
     def update(state: Array, outcome: RoundResult) -> Array:
-        averaged = head.rows(merged(outcome.after.params))
+        averaged = head.rows(outcome.after.params["model"])
         key = named_key(outcome.context.key, TUNING)
         clients = outcome.context.clients.id
         tuned = tuned_proxies(key, averaged, outcome.uploads, outcome.counts, clients, how)
