@@ -1,18 +1,14 @@
 """Code of a user's own: brought in by name or from a file, and blamed for what it raises."""
 
-import ast
 import difflib
-import hashlib
 import importlib
-import importlib.metadata
-import importlib.util
 import inspect
 import linecache
 import re
 import sys
 import sysconfig
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +19,6 @@ _PACKAGE = str(Path(__file__).resolve().parent)
 _PYTHON = tuple({sysconfig.get_path(kind) for kind in ("stdlib", "platstdlib")})
 _INSTALLED = {"site-packages", "dist-packages"}
 _READ: dict[str, tuple[Any, str]] = {}  # by file: the import that its text is of, and the text
-_DEFINED = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 
 
 def make_importable(folder: Path) -> None:
@@ -194,87 +189,32 @@ def number_from(what: str, function: Any, *arguments: Any) -> float:
     return float(value)
 
 
-def source(module: str) -> str:
+def sources(names: Iterable[str]) -> dict[str, tuple[Path, str]]:
+    """Return file and text, by module, of the modules of a user's own that things are made of:
+    those that are imported and lie where these are defined, or below.
+
+    Args:
+        names: "module:attribute", imported. Nothing of installed packages is found.
+    """
+    files = {name: getattr(module, "__file__", None) for name, module in [*sys.modules.items()]}
+    own = {name: Path(file) for name, file in files.items() if file and _is_own(file)}
+    asked = {own[module].parent for one in names if (module := one.partition(":")[0]) in own}
+    return {
+        name: (path, _text(name, path))
+        for name, path in own.items()
+        if path.suffix == ".py" and not asked.isdisjoint(path.parents)
+    }
+
+
+def _text(module: str, path: Path) -> str:
     """Read the file of an imported module, once per import: an edit that is not imported does not
     count.
     """
-    found: Any = sys.modules[module]
-    spec, text = _READ.get(found.__file__, (None, None))
-    if text is None or spec is not found.__spec__:
-        text = Path(found.__file__).read_text(encoding="utf-8")
-        _READ[found.__file__] = found.__spec__, text
+    spec, text = _READ.get(str(path), (None, None))
+    if text is None or spec is not sys.modules[module].__spec__:
+        text = path.read_text(encoding="utf-8")
+        _READ[str(path)] = sys.modules[module].__spec__, text
     return text
-
-
-def definitions(name: str) -> dict[str, tuple[Path, str]]:
-    """Find what a thing of a user's own is made of: the statements of its module that define it,
-    and those of what they name, through all modules of the user's own.
-
-    Args:
-        name: "module:attribute" of a module that is imported; "module:" is all of it.
-
-    Returns:
-        By name as that one, the file and the lines without comments. Nothing of installed packages.
-    """
-    found: dict[str, tuple[Path, str]] = {}
-    left = [name]
-    while left:
-        one = left.pop()
-        module, _, attribute = one.partition(":")
-        file = getattr(sys.modules.get(module), "__file__", None) or "<none>"
-        if one in found or not file.endswith(".py") or not _is_own(file):
-            continue
-        text = source(module)
-        parts = [part for part in ast.parse(text).body if {attribute, "*"} & {"", *_bound(part)}]
-        found[one] = Path(file), "\n".join(_lines(text, part) for part in parts)
-        for part in parts:
-            left += _named_in(part, module)
-    return found
-
-
-def fingerprint(name: str) -> str:
-    """Compute what "module:attribute" is known by: a digest of its definitions, of an installed
-    package its version; empty where there is neither.
-    """
-    found = sorted((one, text) for one, (_, text) in definitions(name).items())
-    if found:
-        return hashlib.blake2b(repr(found).encode(), digest_size=8).hexdigest()
-    packages = importlib.metadata.packages_distributions().get(re.split(r"[.:]", name)[0], ())
-    return ", ".join(f"{one} {importlib.metadata.version(one)}" for one in packages)
-
-
-def _bound(part: ast.stmt) -> Iterator[str]:
-    """List the names that a statement of a module defines, "*" for all of another module's."""
-    inside = [part] if isinstance(part, _DEFINED) else ast.walk(part)
-    for node in inside:
-        if isinstance(node, _DEFINED):
-            yield node.name
-        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
-            yield node.id
-        elif isinstance(node, ast.alias):
-            yield node.asname or node.name.partition(".")[0]
-
-
-def _lines(text: str, part: ast.stmt) -> str:
-    """Give the lines of a statement, from its decorators on, without comments."""
-    first = min([part.lineno, *(one.lineno for one in getattr(part, "decorator_list", ()))])
-    lines = (line.rstrip() for line in text.splitlines()[first - 1 : part.end_lineno])
-    return "\n".join(line for line in lines if line and not line.lstrip().startswith("#"))
-
-
-def _named_in(part: ast.stmt, module: str) -> Iterator[str]:
-    """List what a statement of a module uses, as "module:name"."""
-    for node in ast.walk(part):
-        if isinstance(node, ast.Name):
-            yield f"{module}:{node.id}"
-        elif isinstance(node, ast.Import):
-            yield from (f"{alias.name}:" for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            package = getattr(sys.modules[module], "__package__", None)
-            base = importlib.util.resolve_name("." * node.level + (node.module or ""), package)
-            for alias in node.names:
-                yield f"{base}:{alias.name.replace('*', '')}"
-                yield f"{base}.{alias.name}:"
 
 
 def _is_own(file: str) -> bool:

@@ -15,20 +15,6 @@ import filelock
 from fedjax_ssl.folder.files import Closing
 from fedjax_ssl.gone import gone, without_gone
 
-FILES = (
-    *(
-        "config.json",
-        "metrics.csv",
-        "metrics.jsonl",
-        "summary.json",
-        "curves.png",
-        "model.json",
-        "predictions.csv",
-    ),
-    *("predictions_by_client.csv", "partition.txt", "partition.png", "client_accuracy.csv"),
-    *("test_predictions.csv", "test_scores_by_client.csv", "personal_accuracy.csv"),
-    *("labels_seen.txt", "citations.bib"),
-)
 # Fields of `summary.json` that runs of a seed have in common where they are compared, and how
 # others differ.
 COMPARED = {

@@ -8,6 +8,51 @@ from typing import Any
 import ml_collections
 
 
+def other_start(stored: Mapping[str, Any], now: Mapping[str, Any]) -> str:
+    """Say how a run's data, split or random numbers differ from those that it began with; empty
+    where they do not. What its start did not store passes.
+
+    Args:
+        stored: what the start left in `model.json`.
+        now: the same as of now.
+    """
+    data = stored.get("data")
+    said = []
+    for name, value in now["data"].items():
+        before = data.get(name) if isinstance(data, dict) else value
+        if before != value:
+            both = isinstance(before, int) and isinstance(value, int)
+            number = f"{before:,} -> {value:,}" if both else "changed"
+            said.append(f"{name.replace('_', ' ')}: {number}")
+    if said:
+        return (
+            f"on other data than these (stored -> now). {'; '.join(said)}. Give it the data that "
+            "it began on, or start a run on these with another --workdir."
+        )
+    draws = stored.get("draws", {})
+    others = [name for name, value in now["draws"].items() if draws.get(name, value) != value]
+    if others:
+        said = [f"{name}: {draws[name]} -> {now['draws'][name]}" for name in others]
+        back = " ".join(f"{name.upper()}={draws[name]}" for name in others)
+        return (
+            f"with other random numbers or types of JAX (stored -> now): {'; '.join(said)}. Set "
+            f"them back ({back}), or give another --workdir."
+        )
+    before = stored.get("split", now["split"])
+    if before != now["split"]:
+        return (
+            f"on another split of these data (stored -> now): {before} -> {now['split']}. Give it "
+            "the split that it began on, or another --workdir."
+        )
+    return ""
+
+
+def changed_code(stored: Mapping[str, Any], now: Mapping[str, str]) -> list[str]:
+    """Return the modules of the user's own whose text is not that of then."""
+    then = stored.get("code", {})
+    return [name for name, digest in now.items() if then.get(name, digest) != digest]
+
+
 def why_not_longer(
     config: ml_collections.ConfigDict,
     changes: Mapping[str, tuple[Any, Any]],

@@ -1,7 +1,6 @@
 """The folder of one run: its config and lock, and all that the run reads and writes there."""
 
 import contextlib
-import itertools
 import json
 import os
 import shutil
@@ -19,7 +18,6 @@ from fedjax_ssl.folder.curves import plot_curves
 from fedjax_ssl.folder.files import Closing, decode_json, encode_json, storing, write_atomically
 from fedjax_ssl.folder.folder import (
     CODE_FOLDER,
-    FILES,
     SEARCH_FILE,
     SWEEP_FILE,
     ConfigMismatch,
@@ -31,7 +29,7 @@ from fedjax_ssl.folder.folder import (
     flat_config,
     read_stored,
 )
-from fedjax_ssl.folder.resume import restorable, why_not_longer
+from fedjax_ssl.folder.resume import changed_code, other_start, restorable, why_not_longer
 from fedjax_ssl.folder.rows import ClientLog, MetricLog
 
 
@@ -67,8 +65,8 @@ class RunFolder(Closing):
             ignore: dotted names of fields, or groups of fields, that do not change the result of a
                 run ("progress", "checkpoint.every"): they are not compared, and the last ones are
                 stored.
-            lengths: dotted names of fields whose change `check_longer` judges.
-            places: dotted names of fields whose change `compare_data` judges.
+            lengths: dotted names of fields that may change where a run gets longer.
+            places: dotted names of fields that may change where the data have moved.
 
         Raises:
             FolderLocked: another process works here.
@@ -116,7 +114,6 @@ class RunFolder(Closing):
                 f"{self.path} cannot be used as run folder: {what}. Give another --workdir."
             ) from error
         try:
-            self._set_aside()
             results = self._results()
             self.is_new = not (self.config_file.exists() and results)
             if self.is_new:
@@ -129,23 +126,6 @@ class RunFolder(Closing):
             self._remove_what_was_made()
             raise
         self._open = True
-
-    def _set_aside(self) -> None:
-        """Rename folders where files of the run go, and files where its folders go."""
-        in_the_way = [path for path in (self.path / name for name in FILES) if path.is_dir()]
-        in_the_way += [
-            path for path in (self.checkpoint_folder, self.path / "best") if path.is_file()
-        ]
-        for path in in_the_way:
-            numbers = (
-                path.with_name(f"{path.name}.aside{number}") for number in itertools.count(1)
-            )
-            aside = next(one for one in numbers if not one.exists())
-            path.rename(aside)
-            kind = "a folder" if aside.is_dir() else "a file"
-            warnings.warn(
-                f"{path} was {kind}, in the way of the run: it is {aside.name} now", FolderMended, 5
-            )
 
     def _results(self) -> list[str]:
         """List results of an earlier start; one that failed before its first row leaves none."""
@@ -195,100 +175,43 @@ class RunFolder(Closing):
             + "Give another --workdir, set these fields back, or delete the folder to start again."
         )
 
-    def check_longer(self, config: ml_collections.ConfigDict) -> None:
-        """Judge whether a run may go on that was complete and gets longer.
+    def check(self, config: ml_collections.ConfigDict, now: Mapping[str, Any]) -> None:
+        """Judge whether the run that is here may go on; notes tell what has changed and may.
 
         Args:
             config: resolved, as it is now.
+            now: as `model.json` has them: fingerprint of the "data", hash of the "split", settings
+                of JAX by which a seed "draws", digests of the user's own "code".
 
         Raises:
+            RunFolderError: it began on other data, another split or other random numbers.
             ConfigMismatch: it cannot get longer.
-        """
-        rounds = self._checkpoints.rounds()
-        if self.longer and (reason := why_not_longer(config, self.longer, rounds)):
-            raise self._mismatch(_lines(self.longer), f"{reason}\n")
-        if self.longer:
-            self._longer_from = restorable(rounds, config.eval_every)
-
-    def compare_code(
-        self, code: Mapping[str, str], harmless: Collection[str], draws: Mapping[str, Any]
-    ) -> None:
-        """Raise RunFolderError where code of a user's own, or JAX's random numbers, are not those
-        that the run began with; what the run's start did not store passes.
-
-        Args:
-            code: fingerprints by "module:attribute".
-            harmless: those of them that change no network, which are noted.
-            draws: settings of JAX.
-        """
-        facts = {} if self.is_new else self._facts()
-        stored = facts.get("draws", {})
-        others = [name for name, now in draws.items() if stored.get(name, now) != now]
-        if others:
-            said = "; ".join(f"{name}: {stored[name]} -> {draws[name]}" for name in others)
-            back = " ".join(f"{name.upper()}={stored[name]}" for name in others)
-            raise RunFolderError(
-                f"{self.path} holds a run with other random numbers or types of JAX (stored -> "
-                f"now): {said}. Set them back ({back}), or give another --workdir."
-            )
-        stored = facts.get("code", {})
-        changed = [name for name, now in code.items() if stored.get(name, now) != now]
-        if grave := ", ".join(name for name in changed if name not in harmless):
-            raise RunFolderError(
-                f"{self.path} holds a run of other code: {grave} has changed since it began. Put "
-                f"back the code that is in {self.path / 'code'}, or give another --workdir."
-            )
-        for name in changed:
-            self._mended(
-                f"{name} has changed since the run began: what it says of rounds before may differ"
-            )
-
-    def compare_data(self, known_by: Mapping[str, int | str]) -> None:
-        """Raise RunFolderError where the run began on other data; a note where nobody can tell.
-
-        Args:
-            known_by: fingerprint of the data, see `fedjax_ssl.data.fingerprint`.
         """
         if self.is_new:
             return
-        stored = self._facts().get("data")
-        if not isinstance(stored, dict):
+        stored = self._facts()
+        if reason := other_start(stored, now):
+            raise RunFolderError(f"{self.path} holds a run {reason}")
+        if not isinstance(stored.get("data"), dict):
             if self.moved:
                 raise self._mismatch(_lines(self.moved))
             self._mended(
                 f"{self.path} does not say which data its run began on; from now on it does, by "
                 "these data"
             )
-            return
-        said = []
-        for name, now in known_by.items():
-            if (before := stored.get(name)) != now:
-                number = (
-                    f"{before:,} -> {now:,}"
-                    if isinstance(before, int) and isinstance(now, int)
-                    else "changed"
-                )
-                said.append(f"{name.replace('_', ' ')}: {number}")
-        if said:
-            raise RunFolderError(
-                f"{self.path} holds a run on other data than these (stored -> now). "
-                f"{'; '.join(said)}. Give it the data that it began on, or start a run on these "
-                "with another --workdir."
-            )
-        if self.moved:
+        elif self.moved:
             lines = "; ".join(_lines(self.moved))
             self._mended(f"the data are the same in another place: {lines}")
-
-    def compare_split(self, split: str) -> None:
-        """Raise RunFolderError where the run began on another split of its data; what the run's
-        start did not store passes.
-        """
-        before = split if self.is_new else self._facts().get("split", split)
-        if before != split:
-            raise RunFolderError(
-                f"{self.path} holds a run on another split of these data (stored -> now): {before} "
-                f"-> {split}. Give it the split that it began on, or another --workdir."
+        if changed := changed_code(stored, now["code"]):
+            self._mended(
+                f"code of your own has changed since the run began ({', '.join(changed)}): what "
+                "follows is trained with that of now"
             )
+        rounds = self._checkpoints.rounds()
+        if self.longer and (reason := why_not_longer(config, self.longer, rounds)):
+            raise self._mismatch(_lines(self.longer), f"{reason}\n")
+        if self.longer:
+            self._longer_from = restorable(rounds, config.eval_every)
 
     @property
     def begun(self) -> bool:

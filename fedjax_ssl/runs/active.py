@@ -24,7 +24,7 @@ from fedjax_ssl.folder.progress import Progress
 from fedjax_ssl.folder.run_folder import RunFolder
 from fedjax_ssl.folder.writers import Writers
 from fedjax_ssl.own_code import said
-from fedjax_ssl.runs import compiled_before, model_file, own_sources
+from fedjax_ssl.runs import model_file, own_sources
 from fedjax_ssl.runs.build import Built
 from fedjax_ssl.runs.callbacks import Block, Callback, Profile
 from fedjax_ssl.runs.compile import Advanced, Inputs, Program, described, with_examples
@@ -101,7 +101,6 @@ class Run:
     privacy: Privacy | None = None
     pictures: bool = True
     _said: set[str] = field(default_factory=set)
-    _noting: Path | None = None  # where to note how long compiling this block takes
 
     @property
     def built(self) -> Built:
@@ -176,16 +175,6 @@ class Run:
         self.waited += time.perf_counter() - begin
         return inputs
 
-    @property
-    def compiled_before(self) -> Path | None:
-        """The file that says how long compiling its next block took before, if one does."""
-        return compiled_before.file_of(self.program, self.inputs, self.rounds, self.saved)
-
-    def compiling(self) -> None:
-        """Say that its program is compiled now."""
-        self._noting = self.compiled_before
-        self.progress.compiling()
-
     def running(self, program: Any) -> contextlib.AbstractContextManager[None]:
         """Say that its next block runs now, by this program; it may be profiled."""
         self.progress.training()
@@ -205,9 +194,6 @@ class Run:
             Exception: what code of the user's own has raised; row and checkpoint are saved.
         """
         count = len(advanced.rows)
-        if self._noting is not None and count == 1:
-            compiled_before.note(self._noting, advanced.compiling)
-        self._noting = None
         self.seconds["compile_seconds"] += advanced.compiling / count
         self.seconds["train_seconds"] += advanced.training / count
         for choice in self.program.choices:

@@ -68,7 +68,7 @@ def _advance(together: Sequence[Run]) -> Advanced:
     waited = time.perf_counter() - begin  # for examples that come from the host
     states = [one.state for one in together]
     advanced = first.program.advance(
-        states, inputs, first.rounds, first.compiling, first.running, first.saved
+        states, inputs, first.rounds, first.progress.compiling, first.running, first.saved
     )
     for row in advanced.rows:
         row["seconds"] += waited / len(together)

@@ -10,7 +10,7 @@ the data.
     reading         says how files become inputs, None where nobody knows it
     class_names     K names
     client_names    of all clients, those that train first
-    code            fingerprints of what the config names of a user's own
+    code            digests of the modules of a user's own that the config names
     draws           settings of JAX that decide what a seed draws
     alike           fields of the config that do not tell experiments apart
     temperature     value, by which logits are divided, the round whose model it is for, and how
@@ -44,10 +44,11 @@ from fedjax_ssl.data.federation.federated_data import real_rows
 from fedjax_ssl.data.fingerprint import of_examples
 from fedjax_ssl.data.reading.cache import reading_from_json
 from fedjax_ssl.data.reading.features import TableReading
-from fedjax_ssl.errors import UserError, did_you_mean
+from fedjax_ssl.errors import UserError, did_you_mean, note
 from fedjax_ssl.federated import Method, ServerState
 from fedjax_ssl.folder.checkpoint import Checkpoints
 from fedjax_ssl.folder.folder import CODE_FOLDER
+from fedjax_ssl.folder.resume import changed_code
 from fedjax_ssl.folder.stored_run import StoredRun, read_run
 from fedjax_ssl.runs import own_sources
 from fedjax_ssl.runs.build import Experiment, build
@@ -158,8 +159,7 @@ def rebuild(stored: StoredRun, model: dict[str, Any]) -> tuple[ml_collections.Co
         (config, resolved, rebuilt).
 
     Raises:
-        TrainedModelError: code of the user's own that the model needs is not there, or not the
-            code that it was trained with.
+        TrainedModelError: code of the user's own that the model needs is not there.
         ConfigError: the config cannot be used.
     """
     copy = stored.path / CODE_FOLDER
@@ -178,13 +178,10 @@ def rebuild(stored: StoredRun, model: dict[str, Any]) -> tuple[ml_collections.Co
         raise TrainedModelError(
             f"{error} The code that the model was trained with is in {copy}: {path}"
         ) from error
-    now = own_sources.code(resolved)
-    changed = [name for name in now if model.get("code", {}).get(name, now[name]) != now[name]]
-    if changed:
-        raise TrainedModelError(
-            f"{', '.join(changed)} has changed since {stored.path} was trained with it, and would "
-            f"predict otherwise. The code of then is in {copy}; put it back, or start where "
-            f"there is no other, with {path}"
+    if changed := changed_code(model, own_sources.code(resolved)):
+        note(
+            f"code of your own has changed since {stored.path} was trained ({', '.join(changed)}), "
+            f"and may predict otherwise; the code of then is in {copy}: {path}"
         )
     with resolved.unlocked(), resolved.ignore_type():
         resolved.update_from_flattened_dict(flatten_dict(stored.config, sep="."))

@@ -24,7 +24,7 @@ from fedjax_ssl.folder.citations import CITATIONS_FILE, TOOL, entries, used_in
 from fedjax_ssl.folder.progress import Progress
 from fedjax_ssl.folder.run_folder import RunFolder
 from fedjax_ssl.folder.writers import WriterSettings, check_writers, open_writers
-from fedjax_ssl.runs import advice, compiled_before, fine_tuning, own_sources
+from fedjax_ssl.runs import advice, fine_tuning, own_sources
 from fedjax_ssl.runs.about_data import about_data
 from fedjax_ssl.runs.about_training import about_training
 from fedjax_ssl.runs.active import Run
@@ -212,14 +212,14 @@ def _start(program: Program, shared: Shared, folder: RunFolder | None, team: Tea
     """Load the last checkpoint, or initialize; no copy stays of what is put on several devices."""
     experiment = program.built.experiment
     if folder is not None:
-        folder.compare_data(experiment.known_by)
         config = experiment.config
-        named = own_sources.names(config)
-        harmless = [name for name in named if named[name] in own_sources.HARMLESS]
-        folder.compare_code(own_sources.code(config), harmless, own_sources.draws())
-        # Other code or another generator is why a split would differ, so it is named first.
-        folder.compare_split(program.split)
-        folder.check_longer(config)
+        now = {
+            "data": experiment.known_by,
+            "split": program.split,
+            "draws": own_sources.draws(),
+            "code": own_sources.code(config),
+        }
+        folder.check(config, now)
     template = program.template()
     found = None
     rows: list[dict[str, Any]] = []
@@ -239,9 +239,6 @@ def _tell(run: Run) -> None:
     """Say and write what is about to run."""
     say = run.progress.note
     told = advice.describe_start(run.built, run.program.split, run.template, run.round, run.path)
-    kept = run.compiled_before
-    if kept is not None and not run.over:
-        told["compiling"] = compiled_before.in_words(kept)
     run.progress.start(told)
     for line in _notes(run):
         say(line)

@@ -2,7 +2,7 @@
 decide draws: what decides a run beside its config and its data.
 """
 
-import sys
+import hashlib
 from collections.abc import Iterator
 from functools import partial
 from typing import Any
@@ -12,10 +12,8 @@ import ml_collections
 from flax.traverse_util import flatten_dict
 
 from fedjax_ssl import config as configs
-from fedjax_ssl.own_code import definitions, fingerprint, source
+from fedjax_ssl.own_code import sources
 
-# Fields whose code decides no network: data are known by their content.
-HARMLESS = ("metrics", "data.name")
 _PACKAGE = __name__.partition(".")[0]
 _DRAWS = (
     "jax_default_prng_impl",
@@ -25,31 +23,14 @@ _DRAWS = (
 )
 
 
-def names(config: ml_collections.ConfigDict) -> dict[str, str]:
-    """Find what a config names of a user's own.
-
-    Args:
-        config: resolved, and built: its modules are imported.
-
-    Returns:
-        By "module:attribute", one field that names it; one that decides the network goes first.
-    """
-    found = [(name, field) for field, name in _named(config)]
-    return dict(found) | {name: field for name, field in found if field not in HARMLESS}
-
-
-def _named(config: ml_collections.ConfigDict) -> Iterator[tuple[str, str]]:
-    for field, value in flatten_dict(config.to_dict(), sep=".").items():
-        for text in value if isinstance(value, tuple | list) else (value,):
-            module, _, attribute = str(text).partition(":")
-            if attribute and hasattr(sys.modules.get(module), attribute):
-                yield field, str(text)
+def _names(config: ml_collections.ConfigDict) -> Iterator[str]:
+    """Find what a config names, as "module:attribute", also what is registered under a name."""
+    for value in flatten_dict(config.to_dict(), sep=".").values():
+        yield from (map(str, value) if isinstance(value, tuple | list) else [str(value)])
     for section, registry in configs.REGISTRIES.items():
         builder: Any = registry.builder(config[section].name)
         builder = builder.func if isinstance(builder, partial) else builder
-        name = f"{builder.__module__}:{getattr(builder, '__name__', '')}"
-        if definitions(name):  # registered under a name of the user's own
-            yield f"{section}.name", name
+        yield f"{builder.__module__}:"
 
 
 def registered_in_words(config: ml_collections.ConfigDict) -> Iterator[str]:
@@ -68,19 +49,19 @@ def registered_in_words(config: ml_collections.ConfigDict) -> Iterator[str]:
 
 
 def code(config: ml_collections.ConfigDict) -> dict[str, str]:
-    """Give the fingerprints of `names`."""
-    return {name: fingerprint(name) for name in names(config)}
+    """Give digests of the modules of a user's own that a config names, and of those beside them."""
+    return {
+        name: hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+        for name, (_, text) in sources(_names(config)).items()
+    }
 
 
 def copies(config: ml_collections.ConfigDict) -> dict[str, str]:
-    """Give the files that `names` are defined in, by their path from a folder of modules on."""
+    """Give the text of these modules, by their path from a folder of modules on."""
     found = {}
-    for name in names(config):
-        for one, (file, _) in definitions(name).items():
-            module = one.partition(":")[0]
-            path = module.replace(".", "/")
-            path += "/__init__.py" if file.name == "__init__.py" else ".py"
-            found[path] = source(module)
+    for name, (file, text) in sources(_names(config)).items():
+        path = name.replace(".", "/")
+        found[path + ("/__init__.py" if file.name == "__init__.py" else ".py")] = text
     return found
 
 

@@ -227,18 +227,6 @@ def test_a_checkpoint_is_no_larger_after_many_rows(tmp_path) -> None:
     assert content_of(tmp_path) == expected
 
 
-def test_a_folder_in_the_place_of_a_file_is_moved_aside(tmp_path) -> None:
-    for name in ("metrics.jsonl", "metrics.csv", "summary.json", "model.json"):
-        folder = tmp_path / f"a {name}"
-        train(folder)
-        (folder / name).unlink()
-        (folder / name).mkdir()
-        with pytest.warns(match="was a folder, in the way of the run: it is|is gone"):
-            train(folder)
-        assert name == "metrics.jsonl" or (folder / name).is_file()
-        assert (folder / f"{name}.aside1").is_dir()
-
-
 def test_that_training_starts_again_is_said(tmp_path) -> None:
     train(tmp_path)
     for one in (tmp_path / "checkpoints").iterdir():

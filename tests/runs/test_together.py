@@ -3,7 +3,6 @@ ordinary run folders.
 """
 
 import importlib
-import re
 
 import chex
 import jax
@@ -13,7 +12,6 @@ import pytest
 from fedjax_ssl import config as configs
 from fedjax_ssl import presets
 from fedjax_ssl.data.federation.federated_data import of_one_shape
-from fedjax_ssl.runs import compiled_before
 from fedjax_ssl.runs.compile import Program
 from fedjax_ssl.runs.loop import Point, run, run_batch
 from fedjax_ssl.runs.shared import Shared
@@ -53,23 +51,6 @@ def test_another_seed_or_learning_rate_needs_no_other_program(alone):
     assert sum(kind == "block" for kind, *_ in shared.compiled) == 1
     one, other = (rows_of(folder / f"{seed}-{rate}")[-1]["test_loss"] for seed, rate in RUNS)
     assert one != other
-
-
-@pytest.mark.promise
-@pytest.mark.thorough
-def test_what_compiling_took_is_said_to_the_next_run(alone, tmp_path, capsys):
-    _, shared = alone
-    program = shared.program(configs.resolve(experiment()))
-    file, with_models = (
-        compiled_before.file_of(program, program.inputs, rounds=2, saved=saved)
-        for saved in (None, 2)
-    )
-    assert with_models != file
-    noted = file.read_text()
-    run(experiment(), tmp_path, shared=shared)
-    assert re.search(r"^compiling +.*\d s.*kept", capsys.readouterr().out, re.MULTILINE)
-    # a run that finds the program in its process notes nothing
-    assert file.read_text() == noted
 
 
 @pytest.mark.thorough
