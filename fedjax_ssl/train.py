@@ -374,7 +374,7 @@ def over_seeds(train: Train, mesh: Mesh | None = None) -> Callable[..., PyTree]:
 
 
 def _takes_the_host(built: Built) -> bool:
-    """Tell whether rounds take examples, or a part of the network, from the host, or call it."""
+    """Tell whether rounds take examples from the host, or call it."""
     method = built.method
     host = built.experiment.host
-    return host is not None or built.frozen is not None or method.recipe.on_host
+    return host is not None or method.recipe.on_host
