@@ -1,5 +1,5 @@
-"""Check a user's own data before anything is trained: what the reader says of them, and a table of
-checks over one data frame of all examples.
+"""Check a user's own data before anything is trained: what the reader says of them, and tables of
+checks over a data frame of all examples, and over one of their features.
 """
 
 import re
@@ -24,7 +24,6 @@ if TYPE_CHECKING:  # takes long to import
 
 MANY_CLASSES = 20
 FEW_CODES = 6  # whole numbers of a column, of which so many may be codes
-INPUT = "input "  # begins the columns of features in the frame of all examples
 
 
 class Checked(NamedTuple):
@@ -94,34 +93,31 @@ def source_of(path: Path, file_column: str = "file") -> str:
 
 def remarks(dataset: Dataset) -> list[str]:
     """Find oddities in a dataset that can be trained on, a sentence each."""
+    import pandas
+
     frame = examples(dataset)
     found = [sentence for find in CHECKS.values() for sentence in find(frame)]
+    if dataset.train.x.ndim != 2:
+        return found
+    numbers = range(dataset.train.x.shape[1])
+    names = dataset.extra.get("features") or [f"number {number}" for number in numbers]
+    inputs = pandas.DataFrame(dataset.train.x, columns=names)
+    found += [sentence for find in FEATURE_CHECKS.values() for sentence in find(inputs)]
     if isinstance(dataset.reading, TableReading):  # which says of identifiers itself
-        return [*found, *_codes(frame)]
-    inputs = _inputs(frame[frame["split"] == "train"])
-    return [*found, *identifiers(list(inputs), inputs.to_numpy())]
+        return [*found, *_codes(inputs)]
+    return [*found, *identifiers(names, dataset.train.x)]
 
 
 def examples(dataset: Dataset) -> "pandas.DataFrame":
-    """Put all examples into one frame: split, label and client by name, and of features a column
-    each, which begins with "input ".
-    """
+    """Put all examples into one frame: split, label and, if known, client by name."""
     import pandas
 
     parts = []
     for name, split in dataset.splits().items():
-        columns: dict[str, Any] = {
-            "label": pandas.Categorical.from_codes(split.y, dataset.class_names)
-        }
+        labels = pandas.Categorical.from_codes(split.y, dataset.class_names)
+        part = pandas.DataFrame({"split": name, "label": labels})
         if split.client is not None and dataset.client_names is not None:
-            columns["client"] = pandas.Categorical.from_codes(split.client, dataset.client_names)
-        part = pandas.DataFrame({"split": name, **columns})
-        if split.x.ndim == 2:
-            names = dataset.extra.get("features") or map(
-                "number {}".format, range(split.x.shape[1])
-            )
-            inputs = pandas.DataFrame(split.x, columns=[f"{INPUT}{one}" for one in names])
-            part = pandas.concat([part, inputs], axis=1)
+            part["client"] = pandas.Categorical.from_codes(split.client, dataset.client_names)
         parts.append(part)
     return pandas.concat(parts, ignore_index=True)
 
@@ -148,19 +144,26 @@ def _blank_names(frame: "pandas.DataFrame") -> Iterator[str]:
 
 
 def _spellings(frame: "pandas.DataFrame") -> Iterator[str]:
-    """Names that differ by capitals, blanks, punctuation or what nobody sees."""
-    words = _inputs(frame).filter(regex="=")
-    counts = {"class": frame["label"].value_counts(), "input": (words != 0).sum()}
+    """Classes and clients whose names are almost the same."""
+    yield from _alike("class", frame["label"].value_counts())
     if "client" in frame:
-        counts["client"] = frame["client"].value_counts()
-    for what, times in counts.items():
-        times = times.sort_values(ascending=False, kind="stable")
-        for _, alike in times.groupby(times.index.map(_plain), observed=True):
-            for name, count in alike.iloc[1:].items():
-                yield (
-                    f"{what} {name!r} ({counted(int(count), 'example')}) is spelt almost like "
-                    f"{alike.index[0]!r} ({alike.iloc[0]:,}); if they are one, give them one name"
-                )
+        yield from _alike("client", frame["client"].value_counts())
+
+
+def _words(inputs: "pandas.DataFrame") -> Iterator[str]:
+    """Words of a table's columns that are almost the same."""
+    return _alike("input", (inputs.filter(regex="=") != 0).sum())
+
+
+def _alike(what: str, times: "pandas.Series") -> Iterator[str]:
+    """Find names that differ by capitals, blanks, punctuation or what nobody sees."""
+    times = times.sort_values(ascending=False, kind="stable")
+    for _, alike in times.groupby(times.index.map(_plain), observed=True):
+        for name, count in alike.iloc[1:].items():
+            yield (
+                f"{what} {name!r} ({counted(int(count), 'example')}) is spelt almost like "
+                f"{alike.index[0]!r} ({alike.iloc[0]:,}); if they are one, give them one name"
+            )
 
 
 def _plain(name: str) -> str:
@@ -181,22 +184,20 @@ def _untested(frame: "pandas.DataFrame") -> Iterator[str]:
             yield from lacking(what, list(names), test[column].cat.codes.to_numpy())
 
 
-def _constant(frame: "pandas.DataFrame") -> Iterator[str]:
+def _constant(inputs: "pandas.DataFrame") -> Iterator[str]:
     """Features that are the same in all training examples."""
-    inputs = _inputs(frame[frame["split"] == "train"])
     same = inputs.columns[inputs.min() == inputs.max()]
     if len(same):
         features = counted(len(same), "feature is", "features are")
         yield f"{features} the same for all: {_listed(same)}"
 
 
-def _codes(frame: "pandas.DataFrame") -> Iterator[str]:
+def _codes(inputs: "pandas.DataFrame") -> Iterator[str]:
     """Columns of few whole numbers, which may be codes."""
-    most = min(FEW_CODES, len(frame) // 5)
-    inputs = {name: np.unique(values) for name, values in _inputs(frame).items()}
+    most = min(FEW_CODES, len(inputs) // 5)
     few = {
         name: values.astype(int).tolist()
-        for name, values in inputs.items()
+        for name, values in ((name, np.unique(column)) for name, column in inputs.items())
         if 2 < len(values) <= most and (values == np.rint(values)).all()
     }
     if few:
@@ -205,11 +206,6 @@ def _codes(frame: "pandas.DataFrame") -> Iterator[str]:
             f"few whole numbers, taken as amounts ({shown}); where they are codes of things "
             f"without an order: data.codes={','.join(few)}"
         )
-
-
-def _inputs(frame: "pandas.DataFrame") -> "pandas.DataFrame":
-    chosen = [name for name in frame if name.startswith(INPUT)]
-    return frame[chosen].rename(columns=lambda name: name.removeprefix(INPUT))
 
 
 def _listed(names: Sequence[Any]) -> str:
@@ -222,5 +218,8 @@ CHECKS: dict[str, Callable[["pandas.DataFrame"], Iterable[str]]] = {
     "names of nothing": _blank_names,
     "spellings": _spellings,
     "classes and clients tested": _untested,
+}
+FEATURE_CHECKS: dict[str, Callable[["pandas.DataFrame"], Iterable[str]]] = {
+    "spellings of words": _words,
     "constant features": _constant,
 }
