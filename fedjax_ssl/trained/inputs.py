@@ -199,9 +199,9 @@ def _names_of_labels(
         raise TrainedModelError(
             f"labels are {labels.dtype}; they are whole numbers, -1 = none, or names of classes"
         )
-    own = class_names is not None
-    names = list(map(cell_text, class_names.tolist())) if own else list(model.class_names)
-    if not own and names != list(map(str, range(len(names)))):
+    own = None if class_names is None else list(map(cell_text, class_names.tolist()))
+    names = own or list(model.class_names)
+    if own is None and names != list(map(str, range(len(names)))):
         notes.append(
             f"labels are numbers, taken as places among the classes, {names[0]} = 0 and so on; "
             "give their names, or the array class_names"

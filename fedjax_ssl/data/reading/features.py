@@ -367,7 +367,7 @@ def identifiers(names: Sequence[str], x: Float[np.ndarray, "n features"]) -> lis
         f"{names[column]!r} differs in every example and is sorted as these are: an identifier "
         "says nothing about new examples; leave it out (of a table with "
         f"data.ignore={names[column]})"
-        for column in np.flatnonzero(sorted_too & (len(x) >= FEW))
+        for column in np.flatnonzero(sorted_too & (len(x) >= FEW)).tolist()
     ]
 
 

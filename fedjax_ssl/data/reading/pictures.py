@@ -366,7 +366,7 @@ def _facts(file: Path | bytes) -> Facts | str:
             size = image.size
             if size[0] != size[1] and image.getexif().get(ExifTags.Base.Orientation) in TURNED:
                 size = ImageOps.exif_transpose(image).size
-            return Facts(size, kind, float(np.max(image)) if kind == "deep" else 255)
+            return Facts(size, kind, float(np.asarray(image).max()) if kind == "deep" else 255)
     except UnidentifiedImageError:
         return "no image, whatever its name says"
     except DAMAGED as error:
