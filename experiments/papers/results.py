@@ -24,7 +24,6 @@ from fedjax_ssl import config as configs
 from fedjax_ssl.errors import ConfigError, ConfigNote, counted
 from fedjax_ssl.folder.files import encode_json, write_atomically
 from fedjax_ssl.folder.stored_run import StoredRun, read_run
-from fedjax_ssl.pictures import use_matplotlib
 from fedjax_ssl.report.exports import markdown_table
 from fedjax_ssl.runs.devices import forward_operations
 from fedjax_ssl.sweep import results
@@ -534,42 +533,7 @@ def order(table: Table, result: Result) -> str:
 
 
 def write(table: Table, result: Result, folder: Path) -> Path:
-    """Write `table.md`, `table.csv` and `table.png`; returns the first."""
-    found = rows_of(table, result)
-    write_atomically(folder / "table.csv", found.to_csv(index=False))
+    """Write `table.md` and `table.csv`; returns the first."""
+    write_atomically(folder / "table.csv", rows_of(table, result).to_csv(index=False))
     write_atomically(folder / "table.md", f"# {table.name}\n\n{markdown(table, result)}\n")
-    draw(table, found, folder / "table.png")
     return folder / "table.md"
-
-
-def draw(table: Table, found: pandas.DataFrame, path: Path) -> None:
-    """Draw the rows of a table over its columns: ours filled, the paper's hollow."""
-    use_matplotlib()
-    from matplotlib.figure import Figure
-
-    rows = found.row.unique()
-    columns = found.column.unique()
-    figure = Figure(figsize=(max(6.0, 0.8 * len(columns) + 3), 4.5), layout="constrained")
-    axes = figure.subplots()
-    for place, row in enumerate(rows):
-        own = found[found.row == row].set_index("column").reindex(columns)
-        shift = 0 if table.x else 0.6 * (place / max(len(rows) - 1, 1) - 0.5)
-        x = np.arange(len(columns)) + shift
-        line: dict[str, Any] = {"color": f"C{place}", "capsize": 2}
-        axes.errorbar(
-            x, own.ours, own.spread.fillna(0), fmt="o-" if table.x else "o", label=row, **line
-        )
-        axes.errorbar(
-            x,
-            own.paper,
-            own.paper_spread.fillna(0),
-            fmt="o:" if table.x else "o",
-            mfc="none",
-            **line,
-        )
-    turned: dict[str, Any] = {} if table.x else {"rotation": 30, "ha": "right"}
-    axes.set_xticks(range(len(columns)), columns, **turned)
-    metric = table.metric.replace("_", " ")
-    axes.set(xlabel=table.x or "", ylabel=f"{metric}, %" if table.percent else metric)
-    axes.legend(fontsize="small", title="filled: ours, hollow: paper", title_fontsize="small")
-    figure.savefig(path, dpi=120)

@@ -1,4 +1,4 @@
-"""Describes what running a table takes, and has the sweep's workers do it."""
+"""Describes a table, and has the sweep's workers do it."""
 
 import contextlib
 import json
@@ -36,7 +36,7 @@ _QUICK = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes
 def describe(
     table: Table, scale: str, cells: Sequence[Cell], runs: Sequence[Run], command: Sequence[str]
 ) -> list[str]:
-    """Say what a table is, its cells, which data it needs, and how long it takes here.
+    """Say what a table is, its cells, and which data it needs.
 
     Args:
         table: the table.
@@ -70,18 +70,9 @@ def describe(
             else f"  data: {name}, {known.get(name, 'your own')}"
         )
     reduced = f"; {table.reduced_at(scale)}" * bool(table.reduced_at(scale))
-    expected = scales.hours(runs)
-    time = (
-        counted(max(round(60 * expected), 1), "minute")
-        if expected < 2
-        else f"{expected:,.0f} hours"
-    )
     ran = len({run.cell.place for run in runs})
     part = f" in {ran} of {counted(len(table.make_cells('paper')), 'cell')}"
     lines.append(f"  scale {scale}: {counted(len(runs), 'run')}{part}{reduced}")
-    lines.append(
-        f"  expected here: more than about {time}, which the products of the networks alone take"
-    )
     for one in results.stored(table.name):
         if one.scale == scale:
             minutes = sum(cell.minutes for cell in one.cells)

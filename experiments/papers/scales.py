@@ -2,16 +2,12 @@
 they run.
 """
 
-import functools
 import math
-import timeit
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import jax
-import jax.numpy as jnp
 import ml_collections
 from flax.traverse_util import flatten_dict
 
@@ -24,7 +20,6 @@ from fedjax_ssl.errors import ConfigNote, check_known
 from fedjax_ssl.folder.files import bytes_in_words
 from fedjax_ssl.models.pretrained import EXPORT
 from fedjax_ssl.runs.build import load_resolved
-from fedjax_ssl.runs.devices import forward_operations
 
 _SMOKE_ROUNDS = 2
 _SMOKE_COHORT = 2
@@ -50,7 +45,6 @@ _SHALLOW = {
     "resnet17": "resnet8",
     "proto_resnet18": "resnet9",
 }
-_TRAINING = 3  # operations of a step per operation of a forward pass
 
 
 class Run(NamedTuple):
@@ -290,50 +284,3 @@ def check_data(runs: Sequence[Run]) -> None:
             "in place of NAME."
         )
         raise ConfigError("\n".join([*missing, own]))
-
-
-def hours(runs: Sequence[Run]) -> float:
-    """Estimate how long runs take here, very roughly: operations of the networks over a measured
-    rate of products.
-
-    Augmentation, graphs, evaluation and compiling are not in it; a network's training step is
-    counted as three forward passes of one view.
-    """
-    return sum(_operations(run.config, run.dataset) for run in runs) / _rate() / 3600
-
-
-def _operations(config: ml_collections.ConfigDict, dataset: str) -> float:
-    name = config.data.get("like") or dataset.partition(":")[0]
-    like = data.load(
-        "stand_in",
-        like=name,
-        size=config.data.get("size"),
-        num_classes=config.data.get("num_classes"),
-    )
-    each = forward_operations(config.model, like.num_classes, like.input_shape)
-    section = config.data
-    given = section.get("examples") or like.extra["published"]
-    published = like.num_classes * section.pools[0] if section.pools else given
-    published *= 1 - section.validation_fraction
-    local = config.optimizer
-    clients = config.partition.num_clients or len(like.client_names or ()) or 1
-    cohort = min(config.federated.cohort_size or clients, clients)
-    if local.local_steps:
-        own = local.local_steps * local.batch_size
-    else:
-        own = local.local_epochs * published / clients
-    at_server = config.supervision.get("server_labels") or 0
-    if config.supervision.name == "server":
-        at_server += config.supervision.get("labels") or 0
-    examples = cohort * own + at_server * config.method.get("server_epochs", 0)
-    return _TRAINING * each * config.rounds * examples
-
-
-@functools.cache
-def _rate(size: int = 512) -> float:
-    """Operations a second of a matrix product."""
-    product: Callable[[jax.Array], jax.Array] = jax.jit(lambda x: x @ x / size)
-    x = jax.block_until_ready(product(jnp.ones((size, size))))
-    # The best of many: other programs may use the machine.
-    seconds = timeit.repeat(lambda: jax.block_until_ready(product(x)), number=1, repeat=50)
-    return 2 * size**3 / min(seconds)

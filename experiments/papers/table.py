@@ -100,7 +100,6 @@ class Table:
     steps: int | str = ""
     # ^ local steps that a client takes in a round of the scales small and medium, whatever the
     # method; or why there is no such number
-    x: str | None = None  # name of a figure's x axis; None: it is a table
     wanted: Mapping[str, Sequence[str]] = dataclasses.field(default_factory=dict)
     # ^ columns to run as a whole at the scale paper, before others -> their rows
     why: Mapping[str, str] = dataclasses.field(default_factory=dict)
