@@ -236,7 +236,7 @@ def read(
             f"no run in {places} has a result yet: none of {counted(len(runs), 'run')} has a "
             "metric row"
         )
-    frame = frame.loc[[str(run.path) for run in started]]
+    frame = frame.loc[[str(run.path) for run in started]].astype({"seed": int})
     groups, frame = group_runs(frame)
     groups = renamed(groups, names)
     going = [run for run in started if not run.finished]

@@ -301,7 +301,10 @@ def test_an_unfinished_run_is_in_no_number(tmp_path, capsys):
         write_run(tmp_path / f"{seed}", seed=seed, done=30 if seed == 2 else None)
     write_run(tmp_path / "alone", method="xclp", done=20)
     write_run(tmp_path / "waiting", method="xclp", seed=1, done=0)
+    (tmp_path / "strange").mkdir()
+    (tmp_path / "strange" / "config.json").write_text("{}")  # of another program
     page = page_of(tmp_path)
+    assert "<td>2</td>" in page and "<td>2.0</td>" not in page  # a seed
     said = capsys.readouterr().err
     assert f"not finished, not in the numbers: {tmp_path}/2 (unfinished, round 30 of 60), " in said
     assert f"no result, left out: {tmp_path}/waiting" in said
