@@ -61,7 +61,7 @@ function chart(host, title, given, x, y) {
       const spread = plot.data[number + 1][at] - mean;
       return written(mean, y.unit) + (points[0][2] === null ? "" : ` ± ${written(spread, y.unit)}`);
     };
-    const line = { label: name, stroke, dash, width: 2, spanGaps: true, points: { show: points.length < 9 }, value };
+    const line = { label: name, stroke, dash, width: 2, spanGaps: true, points: { show: points.length < 9, fill: colour("page") }, value };
     const edge = { class: "edge", stroke: "transparent", spanGaps: true, points: { show: false } };
     return [line, edge, edge];
   });
