@@ -1,4 +1,4 @@
-"""Accuracy over epsilon: five methods with few labels, and DP-SGD at four hospitals.
+"""Accuracy over epsilon: four methods with few labels, and DP-SGD at four hospitals.
 
     python experiments/privacy.py --seeds 5                            # the digits at 100 clients
     python experiments/privacy.py --seeds 5 --path FOLDER              # and the hospitals
@@ -21,16 +21,10 @@ from fedjax_ssl.config import ConfigError, ConfigNote
 
 EPSILONS = ("1", "8", "none")
 CURVE = ("0.5", "1", "2", "8", "none")
-PROTOTYPES = {
-    "method.helpers": "mean",
-    "method.distance": "sq_euclidean",
-    "optimizer.average_state": False,
-}
 METHODS: dict[str, dict[str, Any]] = {
     "FedAvg": {"method.name": "fedavg"},
     "XCLP": {"method.name": "xclp", "method.warmup_rounds": 5},
     "FixMatch": {"method.name": "fixmatch"},
-    "ProtoFSSL, mean prototypes": {"method.name": "protofssl", **PROTOTYPES},
     "FedMatch": {
         "method.name": "fedmatch",
         "method.l2_weight": 0.03,
@@ -38,9 +32,6 @@ METHODS: dict[str, dict[str, Any]] = {
     },
 }
 WHY = {"XCLP": "refused: codes leave the client", "FedMatch": "refused: helpers' models leave it"}
-# Prototypes of this network are means of its inputs: they need no rounds of training, and most of
-# what is paid. The last two rounds predict.
-OF_MEANS = {"rounds": 2, "privacy.means_clip": 4.0, "privacy.means_share": 0.9}
 HEART = {
     "rounds": 10,
     "optimizer.learning_rate": 0.1,
@@ -107,8 +98,8 @@ def cell(config: Any, seeds: range) -> str:
 def digits(name: str, epsilon: str) -> Any:
     """Make the config of a cell of the digits."""
     labels = {"supervision.name": "per_client", "supervision.labels": 3}
-    settings = {**labels, **METHODS[name], **(OF_MEANS if name.startswith("ProtoFSSL") else {})}
-    return fs.load_config(f"digits_private:{epsilon}", _with_epsilon(settings, epsilon))
+    settings = _with_epsilon({**labels, **METHODS[name]}, epsilon)
+    return fs.load_config(f"digits_private:{epsilon}", settings)
 
 
 def hospitals(name: str, epsilon: str, path: str) -> Any:
@@ -116,8 +107,7 @@ def hospitals(name: str, epsilon: str, path: str) -> Any:
     method = METHODS[name]["method.name"]
     own = {field: value for field, value in METHODS[name].items() if field != "method.name"}
     private = {**HEART_PRIVACY, "privacy.epsilon": float(epsilon)} if epsilon != "none" else {}
-    means = OF_MEANS if method == "protofssl" else {}
-    settings = _with_epsilon({**HEART, **own, **private, **means, "data.path": path}, epsilon)
+    settings = _with_epsilon({**HEART, **own, **private, "data.path": path}, epsilon)
     return fs.load_config(f"fed_heart_disease:{method},10", settings)
 
 

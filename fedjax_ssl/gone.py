@@ -19,6 +19,7 @@ _DIVERSITY = "gradient diversity is no longer measured"
 _ARRIVALS = "the server averages the uploads that arrive by their weights"
 _ON_TIME = "an upload arrives in its round or is lost"
 _NO_CLOCK = "rounds have no simulated time"
+_ONE_SUM = "noise is added to updates alone"
 # of methods with a rule of thresholds
 _OF_RULES = {
     "threshold_scope": Gone("what a threshold rule has learned is sent and averaged", ("global",)),
@@ -115,6 +116,9 @@ GONE = {
     "protofssl.stop_gradient_pseudo_label": Gone("method.absent_classes says", (False,)),
     "protofssl.warmup_episode": Gone("unlabelled examples count in every step", (0,)),
     "protofssl.eval_bank": Gone("prototypes of the newest two rounds predict", ("two_rounds",)),
+    "protofssl.helpers": Gone("the prototypes of single clients are sent", ("clients",)),
+    "privacy.means_clip": Gone(_ONE_SUM, (1.0,)),
+    "privacy.means_share": Gone(_ONE_SUM, (0.5,)),
     "protofssl.l2": Gone("write config.optimizer.weight_decay", (0.0,)),
     "fedmt.fallback": Gone(
         "a class without a confident example has the frequencies of the client's labels", ("prior",)

@@ -30,11 +30,11 @@ from fedjax_ssl.runs.build import (
     drawing_of,
     federate,
     load_experiment,
+    privacy_of_run,
     round_key,
 )
 from fedjax_ssl.runs.callbacks import Block, Callback
 from fedjax_ssl.runs.compile import Program, plain, with_examples
-from fedjax_ssl.runs.privacy import privacy_of_run
 from fedjax_ssl.runs.processes import share_out
 from fedjax_ssl.runs.residence import Feed, on_host
 from fedjax_ssl.runs.rounds import run_block

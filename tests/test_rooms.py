@@ -84,7 +84,6 @@ CIRCLES = {
     ("models.model", "models.trained_part"),
     ("models.trained_part", "models.layers"),
     ("models.pretrained", "models.published"),
-    ("federated.uploads.privacy", "federated.private_steps"),
 }
 
 
@@ -112,7 +111,9 @@ CONTRACT = ("contract", "recipe", "setup", "messages", "optimizers", "uploads/tr
 FEW_USERS = {
     "LocalStep.packing": "a wrapper that perturbs weights needs their tree: (FL)^2, Ditto, CBAFed",
     "LocalStep.unravel": "and one with a network of its own its statistics: Ditto, CBAFed",
-    "Moved.more": "SCAFFOLD and FedNova, which are in the file of the type",
+    "LocalStep.gradient": "DP-SGD and (FL)^2 take another one",
+    "Step.earlier": "(FL)^2, whose second pass compares with the first",
+    "Local.change": "all federated optimizers, which are in the file of the type",
     "Local.anchor": "FedProx, which is in the file of the type",
     "FederatedOptimizer.correct": "FedProx and SCAFFOLD, which are in the file of the type",
     "Numbers.down": "SCAFFOLD, which is in the file of the type",

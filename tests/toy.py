@@ -51,6 +51,26 @@ def local(anchor: Any, params: Any, *rest: Any, **named: Any) -> federated.Local
     return federated.Local(anchor, params, change, *rest, **named)
 
 
+def total(weights: Any, update: Any, reported: Any = ()) -> federated.Total:
+    """Uploads of changes alone in sum."""
+    nothing: dict[str, Any] = dict.fromkeys(federated.Total._fields, ())
+    given = {"weights": weights, "update": update, "reported": reported}
+    return federated.Total(**{**nothing, **given})
+
+
+def added_up(
+    optimizer: federated.FederatedOptimizer, *clients: federated.Local
+) -> tuple[federated.Total, list[Any]]:
+    """What a federated optimizer sees of these clients in sum, and what each of them keeps."""
+    totals = []
+    kept = []
+    for client in clients:
+        reported, own = optimizer.report(client)
+        totals.append(total(*optimizer.add(client, reported)))
+        kept.append(own)
+    return jax.tree.map(lambda *parts: sum(parts[1:], parts[0]), *totals), kept
+
+
 def executed(method: Method, **how: Any) -> Method:
     """The same method, its clients placed in this way: fields of `Execution`."""
     return federated.execute(method, federated.Execution(**how))

@@ -15,8 +15,7 @@ from fedjax_ssl.federated import (
     SCORES,
     WEIGHTINGS,
 )
-from fedjax_ssl.federated.uploads import UPLOADS
-from fedjax_ssl.federated.uploads.faults import FAULTS
+from fedjax_ssl.federated.uploads import FAULTS, UPLOADS
 from fedjax_ssl.folder.writers import WRITERS
 from fedjax_ssl.graph.settings import GraphSettings, Hamming, Level
 from fedjax_ssl.methods.around import AROUND
@@ -312,7 +311,7 @@ SECTIONS: dict[str, dict[str, Option]] = {
         ),
     },
     "faults": {
-        "name": _code("none", "what faulty clients do wrong", OneOf(FAULTS)),
+        "name": _code("none", "what faulty clients do wrong", OneOf(tuple(FAULTS))),
         "share": _code(
             0.2, "share of the clients that are faulty, drawn by the seed", In("[0, 1]")
         ),

@@ -1,5 +1,5 @@
-"""Contributed methods, models of the clients' own, sums of uploads and LoRA, with their papers on
-top.
+"""Contributed methods, models of the clients' own, privacy, sums of uploads, faults and LoRA, with
+their papers on top.
 
 Each has a file. The core never imports them.
 
@@ -19,6 +19,9 @@ A method moves to the core when a paper of the core needs it.
 # Kind of choice -> file in this folder -> names of the choices, functions of these names there.
 # The registries of the core read this table, and load a file when one of its names is asked for.
 FILES: dict[str, dict[str, tuple[str, ...]]] = {
+    "fault": {
+        "robust/faults": ("flip_labels", "flip_signs", "scale"),
+    },
     "method": {
         "methods/cbafed": ("cbafed",),
         "methods/fl2": ("fl2",),
@@ -29,6 +32,10 @@ FILES: dict[str, dict[str, tuple[str, ...]]] = {
     "personalization": {
         "personal/fedbn": ("fedbn",),
         "personal/ditto": ("ditto", "apfl"),
+    },
+    "privacy": {
+        "privacy/gaussian": ("gaussian",),
+        "privacy/dp_sgd": ("dp_sgd",),
     },
     "sum": {
         "robust/robust_sums": ("median", "trimmed_mean", "geometric_median", "norm_bound"),

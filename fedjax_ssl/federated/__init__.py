@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from fedjax_ssl.lazy import attach
 
 if TYPE_CHECKING:
-    from fedjax_ssl.federated.client import AVERAGE, LOCAL_STEP
+    from fedjax_ssl.federated.client import AVERAGE, LOCAL_STEP, plain_gradient
     from fedjax_ssl.federated.client_states import (
         all_clients,
     )
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
         CohortSampler,
         check_cohorts,
         cohort_sampler,
-        poisson,
         random_slots,
         sample_cohort,
     )
@@ -81,6 +80,7 @@ if TYPE_CHECKING:
     )
     from fedjax_ssl.federated.forward import AUGMENT, GATHER, map_rows, separate_passes
     from fedjax_ssl.federated.grouped import grouped
+    from fedjax_ssl.federated.leaves import what_leaves
     from fedjax_ssl.federated.local_optimizer import (
         OPTIMIZERS,
         LocalOptimizer,
@@ -88,15 +88,13 @@ if TYPE_CHECKING:
         over_layers,
     )
     from fedjax_ssl.federated.memory import USABLE, device_memory, how_many_fit, own_memory
-    from fedjax_ssl.federated.messages import ClientLog, Download, Sums, Upload
+    from fedjax_ssl.federated.messages import ClientLog, Download, Total, Upload
     from fedjax_ssl.federated.optimizer_registry import FEDERATED_OPTIMIZERS
     from fedjax_ssl.federated.optimizers import (
         FederatedOptimizer,
         Local,
         LocalSettings,
-        Moved,
         Numbers,
-        Report,
         adaptive,
         fedavg,
         feddyn,

@@ -20,6 +20,7 @@ from jaxtyping import Array, Bool, Float, Int, Key
 from fedjax_ssl.federated.contract import (
     Client,
     ClientResult,
+    Grouped,
     Kept,
     LocalStep,
     Losses,
@@ -40,23 +41,16 @@ from fedjax_ssl.federated.messages import (
     Arrivals,
     ClientLog,
     Download,
-    Sent,
-    Sums,
+    Total,
     Upload,
     Work,
 )
-from fedjax_ssl.federated.optimizers import Grouped, Local, Report
+from fedjax_ssl.federated.optimizers import Local
 from fedjax_ssl.federated.packing import apart, cut, packing
 from fedjax_ssl.federated.plan import Batch, ClientProgress, Plan, batch_of, step_bound
 from fedjax_ssl.federated.recipe import ParameterGroups
 from fedjax_ssl.federated.setup import WEIGHTINGS, Setup
-from fedjax_ssl.federated.uploads.transform import (
-    REPORTED,
-    UploadTransform,
-    chain,
-    check_covers,
-    is_finite,
-)
+from fedjax_ssl.federated.uploads.transform import UploadTransform, chain, is_finite
 from fedjax_ssl.keys import named_key
 from fedjax_ssl.models import Outputs
 
@@ -166,7 +160,7 @@ def local_round(
 
 def train_client(
     local: LocalRound, client: Client, plan: Plan, loop: str = "own"
-) -> tuple[Sums, Arrivals]:
+) -> tuple[Total, Arrivals]:
     """Train one client for a round.
 
     Args:
@@ -397,7 +391,7 @@ def _move_group(
 @jax.named_scope(AVERAGE)
 def finish_client(
     local: LocalRound, client: Client, plan: Plan, end: ClientProgress
-) -> tuple[Sums, Arrivals]:
+) -> tuple[Total, Arrivals]:
     """Make a trained client's upload, what it keeps and what the log sees of it: (what is added
     up over the cohort, what is stacked).
 
@@ -417,10 +411,11 @@ def finish_client(
     end = jax.tree.map(lambda new, old: jnp.where(trained, new, old), end, begin)
     result = _result_of(local, client, plan, begin, end)
     remembered = {term.name: term.client.remember(result) for term in terms if term.client.remember}
-    upload = _upload_of(local, client, begin, end, result)
+    seen = _seen_by_optimizer(local, client, plan, begin, end)
+    upload, kept_by_optimizer = _upload_of(local, end, result, seen, trained)
     # What is lost, or says or leaves something that is not finite, is lost as a whole.
     arrived = upload.arrived
-    sound = is_finite((upload.weight, remembered, upload.optimizer)) & arrived
+    sound = is_finite((upload.weight, remembered, upload.optimizer, upload.reported)) & arrived
     if local.uploads.at_client is not None:
         # Nothing of it is left, whatever the numbers are.
         upload = jax.tree.map(lambda x: jnp.where(sound, x, jnp.zeros_like(x)), upload)
@@ -437,22 +432,20 @@ def finish_client(
         arrived = arrived & ~lost
         upload = jax.tree.map(lambda x: jnp.where(lost, jnp.zeros_like(x), x), upload)
     counted = trained & ~lost
-    report, summed = _weighed(local, client, plan, begin, end, upload, counted, work)
+    total = _total_of(local, upload, seen, counted, work)
     kept = Kept(
         params={group: end.params[group] for group in groups.private},
         optimizer=end.optimizer if setup.keep_optimizer else {},
         terms=remembered,
-        federated=report.kept,
+        federated=kept_by_optimizer,
         model_state=end.model_state if groups.own_statistics else (),
     )
     log = ClientLog(
         measured={term.name: term.log.measure(result) for term in terms},
         model=Snapshot(result.params, result.model_state) if local.keep_models else None,
     )
-    sent: Sent | tuple[()] = ()
-    if setup.summation is not None:
-        sent = Sent(summed.update, summed.statistics, summed.weight)
-    return summed, Arrivals(upload.terms, counted, arrived, lost, kept, log, sent)
+    parts = () if setup.combine_uploads is None else total
+    return total, Arrivals(upload.terms, counted, arrived, lost, kept, log, parts)
 
 
 def _result_of(
@@ -477,93 +470,100 @@ def _result_of(
     )
 
 
+def _seen_by_optimizer(
+    local: LocalRound, client: Client, plan: Plan, begin: ClientProgress, end: ClientProgress
+) -> Local:
+    """Return a trained client as the federated optimizer sees it, but for its weights."""
+    anchor = {group: begin.params[group] for group in local.groups.shared}
+    params = {group: end.params[group] for group in local.groups.shared}
+    return Local(
+        anchor=anchor,
+        params=params,
+        change=jax.tree.map(jnp.subtract, params, anchor),
+        weights={},
+        num_steps=plan.num_steps,
+        learning_rate=local.rate_of(client),
+        sent_by_optimizer=client.sent_by_optimizer,
+        kept=() if client.kept is None else client.kept.federated,
+    )
+
+
+def _weights_of(local: LocalRound, weight: Float[Array, ""]) -> dict[str, Float[Array, ""]]:
+    """Return a client's weight by group, 0 of groups that it did not train."""
+    phases = local.phases
+    return {
+        group: weight if group in phases else jnp.zeros_like(weight)
+        for group in local.groups.shared
+    }
+
+
 def _upload_of(
     local: LocalRound,
-    client: Client,
-    begin: ClientProgress,
     end: ClientProgress,
     result: ClientResult,
-) -> Upload:
-    """Return what a trained client sends, as it arrives: changed by the upload transforms."""
+    seen: Local,
+    trained: Bool[Array, ""],
+) -> tuple[Upload, PyTree]:
+    """Return what a client sends, as the upload transforms leave it, and what it keeps for the
+    federated optimizer.
+    """
     setup = local.setup
-    shared = local.groups.shared
     terms = {term.name: term.client.collect(result) for term in local.training.terms}
     averages = {term.name: term.client.average(result) for term in local.training.terms}
     weigh = local.training.weigh
+    client = result.client
     weight = WEIGHTINGS[setup.weighting](client) if weigh is None else weigh(client, terms)
+    weights = _weights_of(local, jnp.where(trained, weight, 0.0))
+    reported, kept = setup.federated_optimizer.report(seen._replace(weights=weights))
     statistics = end.model_state - local.statistics
     upload = Upload(
-        update=jax.tree.map(
-            jnp.subtract,
-            {group: end.params[group] for group in shared},
-            {group: begin.params[group] for group in shared},
-        ),
+        update=seen.change,
         statistics=jnp.zeros_like(statistics) if local.groups.own_statistics else statistics,
-        optimizer={group: end.optimizer[group] for group in shared if setup.average_optimizer},
+        optimizer={
+            group: end.optimizer[group] for group in local.groups.shared if setup.average_optimizer
+        },
         terms=terms,
         averages=averages,
         weight=weight,
         arrived=jnp.ones((), bool),
-        tallies={name: jnp.zeros(()) for name in local.uploads.tallies},
+        reported=reported,
     )
-    change = local.uploads.at_client
-    if change is None:
-        return upload
-    return change(named_key(result.key, "uploads"), upload, result, local.download.uploads)
+    if (change := local.uploads.at_client) is not None:
+        key = named_key(result.key, "uploads")
+        upload = change(key, upload, result, local.download.uploads)
+    return upload, kept
 
 
-def _weighed(
-    local: LocalRound,
-    client: Client,
-    plan: Plan,
-    begin: ClientProgress,
-    end: ClientProgress,
-    upload: Upload,
-    trained: Bool[Array, ""],
-    work: Work,
-) -> tuple[Report, Sums]:
-    """Return what the federated optimizer makes of an upload, and the upload times its weight,
-    as it is added up; 0 where the client does not count.
-    """
-    weight = jnp.where(trained, upload.weight, 0.0)
-    phases = local.phases
-    weights = {
-        group: weight if group in phases else jnp.zeros_like(weight)
-        for group in local.groups.shared
-    }
-    states = jax.tree.map(lambda x: jnp.where(trained, x, jnp.zeros_like(x)), upload.optimizer)
-    anchor = {group: begin.params[group] for group in local.groups.shared}
-    arrived = {group: end.params[group] for group in local.groups.shared}
+def _total_of(
+    local: LocalRound, upload: Upload, seen: Local, counts: Bool[Array, ""], work: Work
+) -> Total:
+    """Return what is added up of an upload; 0 where the client does not count."""
+
+    def if_counted(tree: PyTree) -> PyTree:
+        return jax.tree.map(lambda x: jnp.where(counts, x, jnp.zeros_like(x)), tree)
+
+    weight = jnp.where(counts, upload.weight, 0.0)
+    weights = _weights_of(local, weight)
+    params = seen.params
     if local.uploads.at_client is not None:
-        arrived = jax.tree.map(jnp.add, anchor, upload.update)
-    report = local.setup.federated_optimizer.report(
-        Local(
-            anchor=anchor,
-            params=arrived,
-            change=upload.update,
-            weights=weights,
-            num_steps=plan.num_steps,
-            learning_rate=local.rate_of(client),
-            sent_by_optimizer=client.sent_by_optimizer,
-            kept=() if client.kept is None else client.kept.federated,
-        )
+        params = jax.tree.map(jnp.add, seen.anchor, upload.update)
+    arrived = seen._replace(params=params, change=upload.update, weights=weights)
+    added, update, reported = local.setup.federated_optimizer.add(
+        arrived, if_counted(upload.reported)
     )
-    # Made after the transforms, which see it only in sum.
-    if jax.tree.leaves(report.summed.more):
-        check_covers([local.uploads], REPORTED)
-    summed = Sums(
-        update=report.summed,
+    return Total(
+        update=update,
+        weights=added,
+        reported=reported,
         statistics=weight.astype(local.statistics.dtype) * upload.statistics,
         optimizer={
             group: (weights[group], _times(weights[group], state))
-            for group, state in states.items()
+            for group, state in if_counted(upload.optimizer).items()
         },
         averages=_times(weight, upload.averages),
         weight=weight,
         work=work,
-        tallies={name: jnp.where(trained, value, 0.0) for name, value in upload.tallies.items()},
     )
-    return report, summed
 
 
 def _times(weight: Float[Array, ""], tree: PyTree) -> PyTree:

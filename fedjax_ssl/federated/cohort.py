@@ -62,31 +62,6 @@ def sample_cohort(
     return _by_quota(partial(_highest, priority), num_labelled, num_examples, size, labelled_quota)
 
 
-def poisson(probability: float) -> CohortSampler:
-    """Every client takes part with one probability, whatever the others do and whatever it has:
-    what accounts of privacy assume. Of more clients than slots, a random subset takes part.
-
-    Args:
-        probability: of a client in a round, in (0, 1].
-    """
-
-    def draw(
-        key: Key[Array, ""],
-        num_labelled: Int[Array, " C"],
-        num_examples: Int[Array, " C"],
-        size: int,
-        labelled_quota: str,
-    ) -> Cohort:
-        drawn = jax.random.uniform(key, num_examples.shape, jnp.float32)
-        # Those that are drawn have uniform numbers below the probability: the lowest of them are
-        # a random subset.
-        priority = jnp.where(drawn < probability, 1.0 - drawn, -1.0)
-        count = jnp.asarray(size)
-        return _cohort([_highest(priority, priority >= 0, count, size)], size, drawn.shape[0])
-
-    return draw
-
-
 @checked
 def by_size(power: Annotated[float, In("[0, inf)")] = 1.0) -> CohortSampler:
     """Clients with more examples are drawn more often, one after another without replacement.

@@ -22,6 +22,7 @@ from fedjax_ssl.models import Outputs
 PyTree = Any
 # parameter group -> tree; one group "model" unless the method declares more
 Params = dict[str, PyTree]
+Grouped = dict[str, PyTree]  # parameter group -> few arrays (`fedjax_ssl.federated.packing`)
 Metrics = dict[str, Any]  # name -> scalar, or `Count` for bytes
 Packed = tuple[Array, ...]  # a tree in few arrays
 
@@ -458,9 +459,6 @@ class AtClient(NamedTuple):
     # ^ -> what is uploaded, for the server to see by itself
     average: Callable[[ClientResult], PyTree] = lambda trained: ()
     # ^ -> what is uploaded, for the server to see the weighted mean of
-    in_sum: bool = False
-    # ^ that mean still says something where clients' parts of it were shortened and it has noise,
-    # and the server reads nothing else of what this term's clients did: privacy may clip it
     remember: Callable[[ClientResult], PyTree] | None = None
     # ^ -> what is kept from now on; None: it stays as it is
 

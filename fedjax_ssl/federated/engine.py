@@ -38,8 +38,7 @@ from fedjax_ssl.federated.recipe import Method, ParameterGroups, Recipe, check_i
 from fedjax_ssl.federated.round import CLIENT_MODELS, draw_cohort, run_round
 from fedjax_ssl.federated.sampler import with_local_steps
 from fedjax_ssl.federated.setup import WEIGHTINGS, Setup
-from fedjax_ssl.federated.uploads import sums
-from fedjax_ssl.federated.uploads.transform import UploadTransform, chain, check_covers
+from fedjax_ssl.federated.uploads.transform import chain
 from fedjax_ssl.keys import named_key
 from fedjax_ssl.models import Outputs
 
@@ -74,7 +73,7 @@ def build(recipe: Recipe) -> Method:
     """
     check_is_recipe("fs.build", recipe)
     _check(recipe)
-    told = _check_uploads(recipe)
+    told = [*_check_combine(recipe), *_outside_of_transforms(recipe)]
     recipe = _in_run(recipe, told)
     setup = recipe.setup
 
@@ -120,21 +119,6 @@ def build(recipe: Recipe) -> Method:
     )
 
 
-def _check_uploads(recipe: Recipe) -> list[str]:
-    """Refuse transforms and sums that do not fit what leaves the clients; returns what to
-    say of them.
-    """
-    setup = recipe.setup
-    together = chain(*recipe.uploads, *setup.uploads)
-    if setup.uploads:
-        leaves = what_leaves(recipe)
-        for one in setup.uploads:
-            if one.check is not None:
-                one.check(recipe, leaves)
-        check_covers(setup.uploads, leaves)
-    return _check_summation(recipe, together)
-
-
 def _in_run(recipe: Recipe, told: list[str]) -> Recipe:
     """Return the recipe with what the run asks of every method: steps in place of epochs, scores
     of clients' models, transforms of uploads, what there is to say of these; clients that train
@@ -144,8 +128,6 @@ def _in_run(recipe: Recipe, told: list[str]) -> Recipe:
     groups = recipe.groups
     stages = recipe.stages
     client_model = recipe.client_model
-    if setup.private_steps is not None:
-        stages = tuple(setup.private_steps(stage) for stage in stages)
     if setup.local_steps is not None:
         stages = tuple(with_local_steps(stage, setup.local_steps) for stage in stages)
     if setup.local_scores:
@@ -175,17 +157,41 @@ def _in_run(recipe: Recipe, told: list[str]) -> Recipe:
     )
 
 
-def _check_summation(recipe: Recipe, uploads: UploadTransform) -> list[str]:
-    """Refuse a sum of uploads that the recipe cannot have; returns what to say of it."""
-    summation = recipe.setup.summation
-    if summation is None:
+def _check_combine(recipe: Recipe) -> list[str]:
+    """Refuse a way of combining uploads that the recipe cannot have; returns what to say of it."""
+    setup = recipe.setup
+    if setup.combine_uploads is None:
         return []
+    uploads = chain(*recipe.uploads, *setup.uploads)
     if uploads.at_server is not None:
         raise ValueError(
-            f"config.sum.name is {summation.name!r}, but {uploads.name} needs the sum of the "
-            "uploads itself; use one of them"
+            f"config.sum combines uploads in another way than by their sum, which {uploads.name} "
+            "needs; use config.sum.name=mean, or leave the other out"
         )
-    return sums.check(summation, what_leaves(recipe), recipe.setup.federated_optimizer)
+    if setup.federated_optimizer.alone or setup.federated_optimizer.num_groups > 1:
+        raise ValueError(
+            "config.sum: this federated optimizer does not add up what all clients send; use "
+            "config.federated.name=fedavg or another one that does"
+        )
+    leaves = what_leaves(recipe)
+    if refused := [name for part in ("report", "optimizer") for name in leaves[part]]:
+        raise ValueError(
+            "config.sum is for changes of the model alone, but clients also send "
+            f"{', '.join(refused)}; use another federated optimizer, or leave "
+            "config.optimizer.average_state out"
+        )
+    more = [*leaves["terms"], *leaves["beside"]]
+    return [f"config.sum is for the model alone, and not for {', '.join(more)}"] if more else []
+
+
+def _outside_of_transforms(recipe: Recipe) -> list[str]:
+    """Say what clients send that the run's upload transforms do not see."""
+    if not recipe.setup.uploads or not recipe.sends:
+        return []
+    return [
+        f"config.uploads: clients also send {', '.join(recipe.sends)} outside of their uploads, "
+        "which no upload transform sees"
+    ]
 
 
 def _told(

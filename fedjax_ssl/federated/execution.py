@@ -21,7 +21,7 @@ from fedjax_ssl.federated.contract import (
     Sampler,
     ServerState,
 )
-from fedjax_ssl.federated.messages import Arrivals, Download, Sums
+from fedjax_ssl.federated.messages import Arrivals, Download, Total
 from fedjax_ssl.federated.placement import train_cohort
 from fedjax_ssl.federated.recipe import Method
 
@@ -75,7 +75,7 @@ def place_clients(
     download: Download,
     clients: Client,
     valid: Bool[Array, " p"],
-) -> tuple[Sums, Arrivals]:
+) -> tuple[Total, Arrivals]:
     """Train a cohort as the execution says."""
     mesh = execution.mesh
     share = -(-valid.shape[0] // (1 if mesh is None else mesh.size))

@@ -14,13 +14,12 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from fedjax_ssl.checks import Whole, checked
-from fedjax_ssl.federated.contract import RoundContext
+from fedjax_ssl.federated.contract import Grouped, RoundContext
+from fedjax_ssl.federated.messages import Total
 from fedjax_ssl.federated.optimizers import (
+    Added,
     FederatedOptimizer,
-    Grouped,
     Local,
-    Moved,
-    Report,
     fedavg,
     mean_scale,
 )
@@ -180,7 +179,7 @@ def grouped(
             lambda mine, all: jnp.where(received["start"] == num_groups, all, mine), own, common
         )
 
-    def report(local: Local) -> Report:
+    def add(local: Local, reported: PyTree) -> Added:
         shares = {
             group: weight * local.sent_by_optimizer["share"]
             for group, weight in local.weights.items()
@@ -189,20 +188,20 @@ def grouped(
             group: jax.tree.map(lambda w, own=shares[group]: _outer(own, w), params)
             for group, params in local.params.items()
         }
-        return Report(Moved(shares, totals))
+        return shares, totals, reported
 
     def apply(
-        state: PyTree, anchor: Grouped, summed: Moved, context: RoundContext
+        state: PyTree, anchor: Grouped, total: Total, context: RoundContext
     ) -> tuple[Grouped, PyTree]:
         means = {}
         moved = {}
-        for group, weight in summed.weight.items():
+        for group, weight in total.weights.items():
             scale = mean_scale(weight)
             means[group] = jax.tree.map(
-                lambda total, old, scale=scale, weight=weight: jnp.where(
-                    _along(weight > 0, total), _along(scale, total) * total, old
+                lambda all, old, scale=scale, weight=weight: jnp.where(
+                    _along(weight > 0, all), _along(scale, all) * all, old
                 ),
-                summed.change[group],
+                total.update[group],
                 state[group],
             )
             some = jnp.any(weight > 0)
@@ -216,9 +215,7 @@ def grouped(
     def many(params):
         return jax.tree.map(lambda w: jnp.stack([w] * num_groups), params)
 
-    return FederatedOptimizer(
-        many, apply, send=send, start=start, report=report, num_groups=num_groups
-    )
+    return FederatedOptimizer(many, apply, send=send, start=start, add=add, num_groups=num_groups)
 
 
 def _outer(shares: Float[Array, " S"], values: Array) -> Array:

@@ -6,26 +6,20 @@ import jax
 
 from fedjax_ssl.federated.contract import AtClient
 from fedjax_ssl.federated.recipe import Recipe
-from fedjax_ssl.federated.uploads.transform import REPORTED
 
 
 def what_leaves(recipe: Recipe) -> dict[str, Sequence[str]]:
-    """Return what leaves clients, as `check_covers` takes it."""
+    """Return names of all that leaves clients: of parts of an `Upload`, and "beside" it."""
     setup = recipe.setup
-    if setup.federated_optimizer.alone:
-        return {}
     network, model_state = jax.eval_shape(setup.model.init, jax.random.key(0))
     reported = setup.federated_optimizer.sends(jax.eval_shape(recipe.groups.split, network)).up
     trainings = [stage.clients for stage in recipe.stages if stage.clients]
     plain = AtClient()
-    means = {}
     terms = {}
     for term in (term for one in trainings for term in one.terms):
         what = f"what the term {term.name!r} uploads" + f" ({term.sends})" * bool(term.sends)
         averages = term.client.average is not plain.average
-        if averages and term.client.in_sum:
-            means[term.name] = f"the mean of {what}"
-        if term.client.collect is not plain.collect or (averages and not term.client.in_sum):
+        if averages or term.client.collect is not plain.collect:
             terms[term.name] = what
     weighed = setup.weighting != "uniform" or any(one.weigh is not None for one in trainings)
     return {
@@ -34,7 +28,6 @@ def what_leaves(recipe: Recipe) -> dict[str, Sequence[str]]:
         "optimizer": ["states of optimizers"] * setup.average_optimizer,
         "weight": ["their weights in the average"] * weighed,
         "terms": [terms[name] for name in sorted(terms)],
-        "means": [means[name] for name in sorted(means)],
         "beside": list(recipe.sends),
-        **(REPORTED if reported else {}),
+        "report": ["what the federated optimizer (config.federated.name) reports"] * bool(reported),
     }

@@ -1,18 +1,15 @@
 """What goes down to a client, what comes up from it, what it keeps, and what the log sees of it.
 
-`Upload` is what a client sends after its local training. The server sees client by client what is
-in `terms` and whose upload counts, and all else only in sum (`Sums`), added in client order. Two
-things travel beside it: what a method names in `Recipe.sends`, and what the federated optimizer
-reports beside the change, made of the upload as its transforms left it (`Moved.more`). Each upload
-transform says in `covers` whether it can do with them, and a run is refused where it cannot.
+`Upload` is all that a client sends after its local training: `ClientResult` -> `Upload` -> `Total`
+-> `ServerState`. The server sees client by client what is in `terms` and whose upload counts, and
+all else only in sum (`Total`), added in client order.
 """
 
 from typing import Any, NamedTuple
 
 from jaxtyping import Array, Bool, Float, Int, Key
 
-from fedjax_ssl.federated.contract import Kept, Now, Params, Snapshot, Validation
-from fedjax_ssl.federated.optimizers import Grouped
+from fedjax_ssl.federated.contract import Grouped, Kept, Now, Params, Snapshot, Validation
 
 PyTree = Any
 
@@ -42,11 +39,11 @@ class Upload(NamedTuple):
     statistics: Float[Array, " s"]  # how far its batch statistics moved, in one vector
     optimizer: dict[str, PyTree]  # state of its local optimizer by group, where clients share one
     terms: dict[str, PyTree]  # what each term sends, for the server to see by itself
-    averages: dict[str, PyTree]  # what each term sends, for the server to see the mean of
+    averages: dict[str, PyTree]
+    # ^ what each term sends, for the server to see the mean of; an upload transform may add a name
     weight: Float[Array, ""]  # its weight in the average
     arrived: Bool[Array, ""]  # False: lost on its way, all of it, and the client keeps nothing new
-    tallies: dict[str, Float[Array, ""]] = {}  # noqa: RUF012
-    # ^ numbers of upload transforms, for their server to see the sum of
+    reported: PyTree = ()  # from the federated optimizer, for the server to see the sum of
 
 
 class Work(NamedTuple):
@@ -65,25 +62,17 @@ class ClientLog(NamedTuple):
     model: Snapshot | None  # its own, where a run keeps the clients' models
 
 
-class Sums(NamedTuple):
+class Total(NamedTuple):
     """Uploads added up over a cohort in client order, and the work that is logged."""
 
-    update: PyTree  # what the federated optimizer reports of each client: `Moved`
+    update: Grouped  # changes times their weights
+    weights: dict[str, Array]  # sums of the weights of these, by shared group
+    reported: PyTree  # `Upload.reported`
     statistics: Float[Array, " s"]  # times the weight
     optimizer: dict[str, tuple[Array, PyTree]]  # by group: weight, and states times it
     averages: dict[str, PyTree]  # by term: values times the weight
     weight: Float[Array, ""]  # sum of the weights
     work: Work  # for the log
-    tallies: dict[str, Float[Array, ""]] = {}  # noqa: RUF012
-    # ^ of the uploads that count, not times the weight
-
-
-class Sent(NamedTuple):
-    """What a client adds to the sums, by itself; for sums that look at all clients at once."""
-
-    update: PyTree  # as in `Sums`
-    statistics: Float[Array, " s"]  # as in `Sums`
-    weight: Float[Array, ""]  # its own, 0 where it does not count
 
 
 class Arrivals(NamedTuple):
@@ -95,4 +84,5 @@ class Arrivals(NamedTuple):
     lost: Bool[Array, " p"]  # True for clients that dropped out of the round
     kept: Kept  # what clients keep from now on
     log: ClientLog  # what the simulation alone sees
-    sent: PyTree = ()  # `Sent`, where uploads are not simply added up
+    parts: Total | tuple[()] = ()
+    # ^ of each client by itself, where uploads are combined in another way than by their sum

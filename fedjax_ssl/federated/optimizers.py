@@ -22,11 +22,11 @@ import optax
 from jaxtyping import Array, Float, Int
 
 from fedjax_ssl.checks import In, checked
-from fedjax_ssl.federated.contract import RoundContext
+from fedjax_ssl.federated.contract import Grouped, RoundContext
 from fedjax_ssl.federated.local_optimizer import standard_promotion
+from fedjax_ssl.federated.messages import Total
 
 PyTree = Any
-Grouped = dict[str, PyTree]  # parameter group -> arrays
 
 
 class LocalSettings(NamedTuple):
@@ -42,33 +42,22 @@ class LocalSettings(NamedTuple):
 PLAIN_SGD = LocalSettings()
 
 
-class Moved(NamedTuple):
-    """How far clients moved; added over the cohort in client order."""
-
-    weight: dict[str, Array]  # by group
-    change: Grouped  # times the weight
-    more: PyTree = ()  # what else a federated optimizer needs in sum; leaves the client, too
-
-
-class Report(NamedTuple):
-    """Contribution of one client to the server's step."""
-
-    summed: Moved  # what is added up over the cohort
-    kept: PyTree = ()  # what the client keeps from now on, like `FederatedOptimizer.keep`
+# what is added up of a client: weights by group, change times them, what it reported
+Added = tuple[dict[str, Array], Grouped, PyTree]
 
 
 class Local(NamedTuple):
     """One client's local training, as a federated optimizer sees it."""
 
     anchor: Grouped  # parameters as received
-    params: Grouped  # parameters after local training, as uploaded
+    params: Grouped  # parameters after local training; in `add` as uploaded, with the next one
     change: Grouped  # how far these are from the anchor
     weights: dict[str, Float[Array, ""]]
-    # ^ by group; 0 if the client trained nothing of it or its update was dropped
+    # ^ by group; 0 if the client trained nothing of it
     num_steps: Int[Array, ""]  # local steps that it took
     learning_rate: Float[Array, ""]  # of its local steps
     sent_by_optimizer: PyTree  # as in `Client`
-    kept: PyTree  # what it kept from its last round, as `Report.kept` left it
+    kept: PyTree  # what it kept from its last round
 
 
 class Numbers(NamedTuple):
@@ -87,9 +76,8 @@ class FederatedOptimizer(NamedTuple):
 
     # At the server.
     init: Callable[[Grouped], PyTree]  # parameters -> state
-    apply: Callable[[PyTree, Grouped, Moved, RoundContext], tuple[Grouped, PyTree]]
-    # ^ (state, global parameters, what clients reported in sum, round) -> (global parameters,
-    # state)
+    apply: Callable[[PyTree, Grouped, Total, RoundContext], tuple[Grouped, PyTree]]
+    # ^ (state, global parameters, uploads in sum, round) -> (global parameters, state)
     send: Callable[[PyTree, PyTree, RoundContext], PyTree] = lambda state, kept, context: ()
     # ^ (state, what the cohort's clients keep, round) -> `Client.sent_by_optimizer`, leading axis
     # p; the functions below call it received
@@ -103,25 +91,29 @@ class FederatedOptimizer(NamedTuple):
     )
     # ^ (gradient, params, anchor, received) -> gradient, each of one group at a time but what was
     # received
-    report: Callable[[Local], Report] = lambda local: weighted_change(local)
-    # ^ what depends on the steps or on what the client keeps belongs into `Moved.more`: no upload
-    # transform sees it, so that a run refuses those that do not cover "report"
+    report: Callable[[Local], tuple[PyTree, PyTree]] = lambda local: ((), ())
+    # ^ -> (what a client sends beside its change, what it keeps from now on, like `keep`)
+    add: Callable[[Local, PyTree], Added] = lambda local, reported: (
+        local.weights,
+        weighted(local.change, local.weights),
+        reported,
+    )
+    # ^ (a client as it arrived at the server, what it reported) -> what is added up of it over the
+    # cohort: weights by group, change, reported
     alone: bool = False
     # ^ no federation: every client goes on with its own model, and nothing is averaged
     num_groups: int = 1  # how many parts of a cohort are averaged on their own
     # For the count of bytes.
     sends: Callable[[Grouped], Numbers] = lambda params: Numbers(0, 0)
-    # ^ shared parameters -> numbers beside the model; with any that go up, "report" has to be
-    # covered
+    # ^ shared parameters -> numbers beside the model
 
 
-def weighted_change(local: Local) -> Report:
-    """Return the client's weights, and its change times them."""
-    change = {
-        group: jax.tree.map(lambda moved, own=local.weights[group]: own * moved, change)
-        for group, change in local.change.items()
+def weighted(change: Grouped, weights: dict[str, Array]) -> Grouped:
+    """Return a client's change times its weights."""
+    return {
+        group: jax.tree.map(lambda moved, own=weights[group]: own * moved, tree)
+        for group, tree in change.items()
     }
-    return Report(Moved(local.weights, change))
 
 
 def weighted_mean(totals: Grouped, weights: dict[str, Float[Array, ""]]) -> Grouped:
@@ -192,16 +184,16 @@ def fedopt(server_optimizer: optax.GradientTransformation | None) -> FederatedOp
         return () if server_optimizer is None else server_optimizer.init(params)
 
     def apply(
-        state: PyTree, anchor: Grouped, summed: Moved, context: RoundContext
+        state: PyTree, anchor: Grouped, total: Total, context: RoundContext
     ) -> tuple[Grouped, PyTree]:
-        change = weighted_mean(summed.change, summed.weight)
+        change = weighted_mean(total.update, total.weights)
         if server_optimizer is None:
             return jax.tree.map(jnp.add, anchor, change), state
         updates, new_state = standard_promotion(server_optimizer).update(
             jax.tree.map(jnp.negative, change), state, anchor
         )
         moved = optax.apply_updates(anchor, updates)
-        trained = jnp.any(jnp.stack(list(summed.weight.values())) > 0)
+        trained = jnp.any(jnp.stack(list(total.weights.values())) > 0)
         return jax.tree.map(
             lambda new, old: jnp.where(trained, new, old), (moved, new_state), (anchor, state)
         )
@@ -273,7 +265,7 @@ def fednova(
             "their product must be below 1"
         )
 
-    def report(client: Local) -> Report:
+    def report(client: Local) -> tuple[PyTree, PyTree]:
         norm = client.num_steps.astype(client.learning_rate.dtype)
         if local.name == "sgd":
             norm = step_norm(
@@ -282,19 +274,21 @@ def fednova(
                 mu * client.learning_rate,
                 nesterov=local.nesterov,
             )
+        return norm, ()
+
+    def add(client: Local, norm: PyTree) -> Added:
         shares = {
             g: jnp.where(norm > 0, w / jnp.where(norm > 0, norm, 1.0), 0.0)
             for g, w in client.weights.items()
         }
-        summed = weighted_change(client._replace(weights=shares)).summed
         norms = {g: w * norm for g, w in client.weights.items()}
-        return Report(Moved(client.weights, summed.change, norms))
+        return client.weights, weighted(client.change, shares), norms
 
     def apply(
-        state: PyTree, anchor: Grouped, summed: Moved, context: RoundContext
+        state: PyTree, anchor: Grouped, total: Total, context: RoundContext
     ) -> tuple[Grouped, PyTree]:
-        norm = weighted_mean(summed.more, summed.weight)
-        change = weighted_mean(summed.change, summed.weight)
+        norm = weighted_mean(total.reported, total.weights)
+        change = weighted_mean(total.update, total.weights)
         moved = {
             g: jax.tree.map(lambda w, d, n=norm[g]: w + n * d, anchor[g], change[g]) for g in anchor
         }
@@ -303,7 +297,7 @@ def fednova(
     def sends(params: Grouped) -> Numbers:
         return Numbers(down=0, up=1)  # ||a_i||_1
 
-    return fedavg()._replace(correct=proximal(mu), report=report, apply=apply, sends=sends)
+    return fedavg()._replace(correct=proximal(mu), report=report, add=add, apply=apply, sends=sends)
 
 
 def step_norm(
@@ -389,7 +383,7 @@ def scaffold(
     def correct(gradient: Grouped, params: Grouped, anchor: Grouped, received: PyTree) -> Grouped:
         return {group: jax.tree.map(jnp.add, g, received[group]) for group, g in gradient.items()}
 
-    def report(local: Local) -> Report:
+    def report(local: Local) -> tuple[PyTree, PyTree]:
         distance = local.num_steps.astype(local.learning_rate.dtype) * local.learning_rate
         trained = jnp.any(jnp.stack(list(local.weights.values())) > 0)
         moved = trained & (distance > 0)  # a rate of 0 says nothing about the gradient
@@ -406,14 +400,14 @@ def scaffold(
             local.sent_by_optimizer,
             local.kept,
         )
-        return Report(weighted_change(local).summed._replace(more=steps), variate)
+        return steps, variate
 
     def apply(
-        state: PyTree, anchor: Grouped, summed: Moved, context: RoundContext
+        state: PyTree, anchor: Grouped, total: Total, context: RoundContext
     ) -> tuple[Grouped, PyTree]:
-        change = weighted_mean(summed.change, summed.weight)
+        change = weighted_mean(total.update, total.weights)
         params = jax.tree.map(lambda w, d: w + server_learning_rate * d, anchor, change)
-        steps: _MeanSteps = summed.more
+        steps: _MeanSteps = total.reported
         update = steps.update
         if weighted_variates:
             scale = steps.clients * mean_scale(steps.weight)
@@ -483,21 +477,26 @@ def feddyn(alpha: Annotated[float | Array, In("(0, inf)")] = 0.01) -> FederatedO
             own,
         )
 
-    def report(local: Local) -> Report:
-        trained = {g: (w > 0).astype(w.dtype) for g, w in local.weights.items()}
-        summed = weighted_change(local._replace(weights=trained)).summed
-        return Report(summed, jax.tree.map(jnp.add, local.kept, summed.change))
+    def report(local: Local) -> tuple[PyTree, PyTree]:
+        change = weighted(local.change, counts(local))
+        return (), jax.tree.map(jnp.add, local.kept, change)
+
+    def counts(local: Local) -> dict[str, Array]:
+        return {g: (w > 0).astype(w.dtype) for g, w in local.weights.items()}
+
+    def add(local: Local, reported: PyTree) -> Added:
+        return counts(local), weighted(local.change, counts(local)), reported
 
     def apply(
-        state: PyTree, anchor: Grouped, summed: Moved, context: RoundContext
+        state: PyTree, anchor: Grouped, total: Total, context: RoundContext
     ) -> tuple[Grouped, PyTree]:
-        change = weighted_mean(summed.change, summed.weight)
+        change = weighted_mean(total.update, total.weights)
         state = jax.tree.map(
-            lambda mean, total: mean + total / context.num_clients, state, summed.change
+            lambda mean, total: mean + total / context.num_clients, state, total.update
         )
         params = {
             group: jax.tree.map(
-                lambda w, d, h, some=summed.weight[group] > 0: jnp.where(some, w + d + h, w),
+                lambda w, d, h, some=total.weights[group] > 0: jnp.where(some, w + d + h, w),
                 anchor[group],
                 change[group],
                 state[group],
@@ -507,5 +506,5 @@ def feddyn(alpha: Annotated[float | Array, In("(0, inf)")] = 0.01) -> FederatedO
         return params, state
 
     return FederatedOptimizer(
-        nothing, apply, send=send, keep=nothing, correct=correct, report=report
+        nothing, apply, send=send, keep=nothing, correct=correct, report=report, add=add
     )

@@ -36,7 +36,7 @@ from fedjax_ssl.federated.client import (
 )
 from fedjax_ssl.federated.client_states import without_examples
 from fedjax_ssl.federated.contract import Client
-from fedjax_ssl.federated.messages import Arrivals, Download, Sums
+from fedjax_ssl.federated.messages import Arrivals, Download, Total
 from fedjax_ssl.federated.plan import ClientProgress, Plan, batch_of
 
 PyTree = Any
@@ -58,7 +58,7 @@ def train_cohort(
     reduce: str = "ordered",
     loop: str = "own",
     order: Int[Array, " q"] | None = None,
-) -> tuple[Sums, Arrivals]:
+) -> tuple[Total, Arrivals]:
     """Trains a cohort's clients.
 
     Args:
@@ -187,7 +187,7 @@ def _train_on_one_device(
     chunk_size: int,
     loop: str,
 ) -> tuple[PyTree, PyTree]:
-    def done(summed: Sums, stacked: Arrivals) -> tuple[PyTree, PyTree]:
+    def done(summed: Total, stacked: Arrivals) -> tuple[PyTree, PyTree]:
         return ((), (summed, stacked)) if stacking else (summed, stacked)
 
     def whole(one: tuple[Client, Plan]) -> tuple[PyTree, PyTree]:

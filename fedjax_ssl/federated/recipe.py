@@ -144,10 +144,8 @@ class Recipe(NamedTuple):
     uploads: tuple[UploadTransform, ...] = ()
     # ^ changes of uploads on their way (FedMatch's sparse differences), before those of the run
     sends: tuple[str, ...] = ()
-    # ^ names of things that clients send beside their uploads, before local training or after the
-    # average
-    in_sum: str = ""
-    # ^ the setting with which its server sees what clients send in sum alone, for messages
+    # ^ names of things that clients send outside of their uploads, before local training or after
+    # the average
     check: Callable[[FederatedData], list[str]] | None = None
     # ^ (federation, on the host) -> what somebody should know before training, a sentence each; may
     # raise ValueError

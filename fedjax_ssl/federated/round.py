@@ -38,7 +38,7 @@ from fedjax_ssl.federated.contract import (
     Validation,
 )
 from fedjax_ssl.federated.execution import Execution, place_clients
-from fedjax_ssl.federated.messages import Arrivals, Download, Sums
+from fedjax_ssl.federated.messages import Arrivals, Download, Total
 from fedjax_ssl.federated.optimizers import fedavg, mean_scale
 from fedjax_ssl.federated.packing import cut, packing
 from fedjax_ssl.federated.placement import train_cohort
@@ -202,7 +202,7 @@ def _train_clients(
     assert training is not None
     beside = stage.server is not None and "beside" in stage.when
     received, of_replicas = _sent_by_optimizer(setup, context, state, stage.replicas * beside)
-    replicas: Sums | None = None
+    replicas: Total | None = None
     if beside:
         replicas, state = _train_replicas(
             setup, groups, stage, data, rate, context, state, of_replicas
@@ -212,7 +212,7 @@ def _train_clients(
     # 2. Local training, without clients that have dropped out since.
     participation = setup.participation
     left = None if participation is None else participation.left(context)
-    summed, stacked = place_clients(
+    total, stacked = place_clients(
         execution,
         training.sampler,
         state,
@@ -234,7 +234,7 @@ def _train_clients(
         state,
         sent,
         download,
-        summed,
+        total,
         stacked,
         replicas,
         stage.statistics_of,
@@ -261,14 +261,14 @@ def _train_server(
     assert kept is not None
     alone = state._replace(optimizer=(), local_optimizer={}, clients=kept)
     context, sent, download = _send(common, training, data, rate, context, alone, ())
-    summed, stacked = train_cohort(
+    total, stacked = train_cohort(
         partial(local_round, own, common, training, False),
         download,
         _active(training, context, sent),
         context.valid,
     )
     trained, info = _absorb(
-        own, common, training, data, context, alone, sent, download, summed, stacked
+        own, common, training, data, context, alone, sent, download, total, stacked
     )
     untouched = {
         "optimizer": state.optimizer,
@@ -288,7 +288,7 @@ def _train_replicas(
     context: RoundContext,
     state: ServerState,
     received: PyTree,
-) -> tuple[Sums, ServerState]:
+) -> tuple[Total, ServerState]:
     """Train the server as members of the average: (their sums, state with the optimizers that they
     keep). Upload transforms do not see them: nothing of them leaves the server.
     """
@@ -301,16 +301,16 @@ def _train_replicas(
     common = groups._replace(own_statistics=False)
     alone = state._replace(local_optimizer={})
     context, sent, download = _send(common, training, data, rate, context, alone, received)
-    summed, stacked = train_cohort(
+    total, stacked = train_cohort(
         partial(local_round, own, common, training, False),
         download,
         _active(training, context, sent),
         context.valid,
     )
     if not stage.keep_server_optimizer:
-        return summed, state
+        return total, state
     keep = partial(_where_slots, stacked.counts)
-    return summed, state._replace(server=jax.tree.map(keep, stacked.kept.optimizer, state.server))
+    return total, state._replace(server=jax.tree.map(keep, stacked.kept.optimizer, state.server))
 
 
 def _at_server(
@@ -333,7 +333,7 @@ def _at_server(
         uploads=(),
         weighting="uniform",
         average_optimizer=False,
-        summation=None,
+        combine_uploads=None,
         participation=None,
     )
     context = context._replace(
@@ -430,9 +430,9 @@ def _absorb(
     state: ServerState,
     sent: dict[str, Broadcast],
     download: Download,
-    summed: Sums,
+    total: Total,
     stacked: Arrivals,
-    replicas: Sums | None = None,
+    replicas: Total | None = None,
     statistics_of: str = "members",
 ) -> tuple[ServerState, Metrics]:
     """Take the federated optimizer's step and hand the terms what the clients uploaded: (state,
@@ -441,33 +441,32 @@ def _absorb(
     optimizer = setup.federated_optimizer
     # 1. What clients sent, as the run's transforms leave it.
     counts = stacked.counts & context.valid
-    weight = summed.weight
-    if setup.summation is not None:
-        summed = combined(setup.summation, stacked.sent, summed, counts)
+    weight = total.weight
+    if setup.combine_uploads is not None:
+        assert isinstance(stacked.parts, Total)
+        total = combined(setup.combine_uploads, stacked.parts, total, counts)
     uploads = state.uploads
     if (change := chain(*setup.uploads).at_server) is not None:
-        summed, uploads = change(named_key(context.key, "uploads"), summed, context, uploads)
-        summed = summed._replace(tallies={})
-    averages = summed.averages
+        total, uploads = change(named_key(context.key, "uploads"), total, context, uploads)
     if replicas is not None:
-        summed = _joined(summed, replicas, statistics_of)
+        total = _joined(total, replicas, statistics_of)
     # 2. The federated optimizer's step on the parameters; batch statistics take their mean.
     before = {
         group: packing(state.params[group]).pack(state.params[group]) for group in groups.shared
     }
-    moved, optimizer_state = optimizer.apply(state.optimizer, before, summed.update, context)
+    moved, optimizer_state = optimizer.apply(state.optimizer, before, total, context)
     flat_state, unravel_state = ravel_pytree(state.model_state)
-    scale = mean_scale(summed.weight).astype(flat_state.dtype)
+    scale = mean_scale(total.weight).astype(flat_state.dtype)
     after = state._replace(
         params={
             g: packing(tree).unpack(moved[g]) if g in moved else tree
             for g, tree in state.params.items()
         },
-        model_state=cut(unravel_state, flat_state + scale * summed.statistics),
+        model_state=cut(unravel_state, flat_state + scale * total.statistics),
         optimizer=optimizer_state,
         terms=download.terms,
         clients=write_states(state.clients, stacked.kept, context.clients.id, counts),
-        local_optimizer=_mean_optimizer(state.local_optimizer, summed.optimizer),
+        local_optimizer=_mean_optimizer(state.local_optimizer, total.optimizer),
         uploads=uploads,
     )
     # 3. Every term sees what its clients sent, and the states before and after.
@@ -477,7 +476,7 @@ def _absorb(
             sent=sent[term.name],
             uploads=stacked.terms[term.name],
             counts=counts,
-            averages=averages[term.name],
+            averages=total.averages[term.name],
             weight=weight,
             before=state,
             after=after,
@@ -490,7 +489,7 @@ def _absorb(
         for term in terms
     }
     # 4. The log, of which nothing comes back.
-    info = work_done(summed.work) | {"clients": jnp.sum(context.valid, dtype=jnp.int32)}
+    info = work_done(total.work) | {"clients": jnp.sum(context.valid, dtype=jnp.int32)}
     if setup.participation is not None:
         info["lost_clients"] = jnp.sum(context.valid & stacked.lost, dtype=jnp.int32)
     state_size = 0 if groups.own_statistics else flat_state.size
@@ -540,9 +539,9 @@ def _where_slots(members: Bool[Array, " p"], new: Array, old: Array) -> Array:
     return jnp.where(members.reshape(-1, *[1] * (new.ndim - 1)), new, old)
 
 
-def _joined(clients: Sums, replicas: Sums, statistics_of: str) -> Sums:
+def _joined(clients: Total, replicas: Total, statistics_of: str) -> Total:
     """Add the replicas of the server to the sums of the average."""
-    averaged = ("update", "statistics", "weight")
+    averaged = ("update", "weights", "reported", "statistics", "weight")
     both = {
         name: jax.tree.map(jnp.add, getattr(clients, name), getattr(replicas, name))
         for name in averaged

@@ -6,6 +6,7 @@ when the array grows.
 """
 
 from collections.abc import Callable
+from functools import cache
 from typing import NamedTuple
 
 import jax
@@ -86,6 +87,7 @@ def batches_per_epoch(
     return jnp.maximum(-(-(count - 1) // batch_size), jnp.minimum(count, 1))
 
 
+@cache  # private steps know these batches by their sampler
 def labelled_epochs(
     batch_size: int, local_epochs: int, max_labelled: int, skip_single: bool = False
 ) -> Sampler:

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from fedjax_ssl.federated.cohort import CohortSampler, sample_cohort
-from fedjax_ssl.federated.contract import Client, Stage
+from fedjax_ssl.federated.contract import Client
 from fedjax_ssl.federated.local_optimizer import LocalOptimizer
 from fedjax_ssl.federated.optimizers import FederatedOptimizer
 from fedjax_ssl.models import Model
@@ -15,7 +15,7 @@ from fedjax_ssl.objectives import RowLoss, cross_entropy
 
 if TYPE_CHECKING:
     from fedjax_ssl.federated.participation import Participation
-    from fedjax_ssl.federated.uploads.sums import Summation
+    from fedjax_ssl.federated.uploads.sums import Combine
     from fedjax_ssl.federated.uploads.transform import UploadTransform
 
 LearningRate = Callable[[Int[Array, ""]], Float[Array, ""]]  # of the round
@@ -87,9 +87,7 @@ class Setup(NamedTuple):
     # ^ as `normalize`, of what is predicted; None: the same
     local_scores: bool = False  # rounds log how well the cohort's own models do
     uploads: tuple["UploadTransform", ...] = ()  # between what clients send and the sum of it
-    summation: "Summation | None" = None
-    # ^ how uploads become one; None: they are added up, times their weights
-    private_steps: "Callable[[Stage], Stage] | None" = None
-    # ^ a stage -> the same with local steps that hide single examples; None: as they are
+    combine_uploads: "Combine | None" = None
+    # ^ how uploads become one; None: by their sum, times their weights
     participation: "Participation | None" = None
     # ^ how reliable clients are; None: all of them are there and get through

@@ -14,7 +14,7 @@ Example:
 # mypy: implicit-reexport
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -174,6 +174,7 @@ def build(
     facts: "Facts | None" = None,
     personalize: Mapping[str, Any] = MappingProxyType({"name": "none"}),
     train: str = "all",
+    protect: "Callable[[Recipe], Recipe] | None" = None,
     **settings: Any,
 ) -> "Method":
     """Build a method.
@@ -186,6 +187,7 @@ def build(
         personalize: name and options of what gives clients models of their own, inside of the
             wrappers.
         train: what of the network is trained, see `around.trained_part`.
+        protect: makes the whole private, see `fedjax_ssl.runs.privacy.Mechanism`.
         **settings: the method's own.
 
     Raises:
@@ -196,9 +198,10 @@ def build(
     from fedjax_ssl import federated
     from fedjax_ssl.methods.around import partly_trained, personalized, wrapped
 
-    if around or personalize["name"] != "none" or train != "all":
+    if around or personalize["name"] != "none" or train != "all" or protect is not None:
         inner = partly_trained(recipe(name, setup, **settings), train)
-        return federated.build(wrapped(personalized(inner, **personalize), around, facts))
+        whole = wrapped(personalized(inner, **personalize), around, facts)
+        return federated.build(whole if protect is None else protect(whole))
     made = METHODS.build(name, setup, **settings)
     if isinstance(made, federated.Method):
         return made

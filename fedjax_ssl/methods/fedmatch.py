@@ -65,7 +65,7 @@ from fedjax_ssl.federated.messages import Upload
 from fedjax_ssl.federated.packing import packing
 from fedjax_ssl.federated.setup import Setup
 from fedjax_ssl.federated.traffic import BYTES_PER_NUMBER, count
-from fedjax_ssl.federated.uploads import EVERYTHING, UploadTransform
+from fedjax_ssl.federated.uploads import UploadTransform
 from fedjax_ssl.keys import named_key
 from fedjax_ssl.methods.parts import settings as kinds
 from fedjax_ssl.methods.parts.consistency import strong_view
@@ -570,7 +570,7 @@ def sparse_messages(settings: FedMatch) -> UploadTransform:
         update = {**upload.update, **{part: moved(part) for part in settings.uploaded}}
         return upload._replace(update=update)
 
-    return UploadTransform("sparse messages", at_client=at_client, covers=EVERYTHING)
+    return UploadTransform("sparse messages", at_client=at_client)
 
 
 def from_client(settings: FedMatch, trained: ClientResult) -> FromClient:

@@ -62,8 +62,7 @@ from fedjax_ssl.federated.messages import Upload
 from fedjax_ssl.federated.sampler import masked_permutation
 from fedjax_ssl.federated.setup import Setup
 from fedjax_ssl.federated.traffic import BYTES_PER_NUMBER, count
-from fedjax_ssl.federated.uploads import EVERYTHING, UploadTransform
-from fedjax_ssl.federated.uploads.transform import is_finite
+from fedjax_ssl.federated.uploads import UploadTransform
 from fedjax_ssl.graph.weighting import class_counts
 from fedjax_ssl.keys import named_key
 from fedjax_ssl.methods.parts.composition import Part
@@ -134,9 +133,6 @@ class ProtoFSSL:
             probability is clipped at 1e-7.
         num_helpers: prototype sets that make the pseudo-labels; all there are, if fewer. In the
             paper's runs as many as clients in a cohort.
-        helpers: who they are: "clients", whose own prototypes go to all others; or their "mean", of
-            which the server sees the sum over the cohort alone, as privacy asks for; it is then the
-            only helper of a round, and predicts.
         helper_interval: rounds between two choices of helpers.
         proto_source: of the local predictions: "local_support", or "global", the helpers' mean
             (algorithm 2), where all labelled examples of a step are queries.
@@ -156,7 +152,6 @@ class ProtoFSSL:
     distance: Literal["sq_euclidean", "mean_sq", "euclidean"] = "mean_sq"
     absent_classes: Literal["stop", "flow"] = "stop"
     num_helpers: Count = 5
-    helpers: Literal["clients", "mean"] = "clients"
     helper_interval: Count = 1
     proto_source: Literal["local_support", "global"] = "local_support"
     keep_proto_rounds: Count = 1
@@ -175,15 +170,9 @@ class ProtoFSSL:
         return self.proto_source == "global"
 
     @property
-    def in_sum(self) -> bool:
-        """Returns whether the server sees the prototypes of all clients together alone."""
-        return self.helpers == "mean"
-
-    @property
     def most_helpers(self) -> int:
         """Prototype sets that are sent, at most."""
-        most = min(self.num_helpers, self.keep_proto_rounds) if self.in_sum else self.num_helpers
-        return most if self.pseudo_labelled or self.global_source else 0
+        return self.num_helpers if self.pseudo_labelled or self.global_source else 0
 
 
 def protofssl(setup: Setup, settings: ProtoFSSL) -> Recipe:
@@ -213,7 +202,6 @@ def protofssl(setup: Setup, settings: ProtoFSSL) -> Recipe:
         predict=partial(_predict, settings),
         class_scores=False,
         uploads=(_as_shared(settings),),
-        in_sum="config.method.helpers=mean",
         check=partial(check_episodes, settings),
     )
     return with_static_batch_norm(recipe) if settings.static_batch_norm else recipe
@@ -282,13 +270,6 @@ def prototypes(setup: Setup, settings: Prototypes) -> Part:
 # One round: what is sent, learned, stored and logged
 
 
-class WeighedPrototypes(NamedTuple):
-    """What a client sends where prototypes are added up; sums of it give their mean."""
-
-    centers: Float[Array, "K d"]  # 0 for a class that it does not share
-    counts: Float[Array, " K"]  # 1 for a class that it shares
-
-
 class Helpers(NamedTuple):
     """Message to all clients beside the model."""
 
@@ -331,9 +312,6 @@ def _term(setup: Setup, settings: ProtoFSSL) -> Term:
         diagnose=partial(_diagnose, setup, settings),
         traffic=partial(_traffic, setup, settings),
     )
-    if settings.in_sum:
-        server = server._replace(server_update=_store_mean)
-        client = AtClient(average=partial(_weighed_prototypes, setup), in_sum=True)
     return Term(
         TERM,
         tuple(views.values()),
@@ -345,18 +323,6 @@ def _term(setup: Setup, settings: ProtoFSSL) -> Term:
     )
 
 
-def _store_mean(state: State, outcome: RoundResult) -> State:
-    """Store the mean prototypes of a round; with noise, classes whose count is not above 0 have
-    none.
-    """
-    sums: WeighedPrototypes = outcome.averages
-    present = sums.counts > 0
-    centers = sums.centers / jnp.where(present, sums.counts, 1.0)[:, None]
-    one = jax.tree.map(lambda x: x[None], PrototypeSets(centers, present))
-    owner = jnp.zeros(1, jnp.int32)
-    return state._replace(bank=push(state.bank, one, owner, jnp.ones(1, bool)))
-
-
 def _as_shared(settings: ProtoFSSL) -> UploadTransform:
     """Add noise to the prototypes that a client uploads; an upload whose prototypes are not finite
     is lost.
@@ -365,20 +331,13 @@ def _as_shared(settings: ProtoFSSL) -> UploadTransform:
     def at_client(
         key: Key[Array, ""], upload: Upload, trained: ClientResult, state: PyTree
     ) -> Upload:
-        if settings.in_sum:
-            sums: WeighedPrototypes = upload.averages[TERM]
-            noisy = _with_noise(settings, PrototypeSets(*sums), trained.key)
-            sums = sums._replace(centers=noisy.centers)
-            return upload._replace(
-                averages={**upload.averages, TERM: sums}, arrived=upload.arrived & is_finite(sums)
-            )
         sets = _with_noise(settings, upload.terms[TERM], trained.key)
         return upload._replace(
             terms={**upload.terms, TERM: sets},
             arrived=upload.arrived & jnp.all(finite_sets(sets)),
         )
 
-    return UploadTransform("shared prototypes", at_client=at_client, covers=EVERYTHING)
+    return UploadTransform("shared prototypes", at_client=at_client)
 
 
 def _with_noise(settings: ProtoFSSL, sets: PrototypeSets, key: Key[Array, ""]) -> PrototypeSets:
@@ -406,14 +365,6 @@ def _prototypes_after(setup: Setup, trained: ClientResult) -> PrototypeSets:
         setup, trained.params, trained.model_state, client, trained.inputs
     )
     return PrototypeSets(centers, _shared_classes(setup, client))
-
-
-def _weighed_prototypes(setup: Setup, trained: ClientResult) -> WeighedPrototypes:
-    """Return them for the sum over clients, nothing where a class is absent."""
-    centers, present = _prototypes_after(setup, trained)
-    return WeighedPrototypes(
-        jnp.where(present[:, None], centers, 0.0), present.astype(centers.dtype)
-    )
 
 
 def _prepare(settings: ProtoFSSL, state: State, context: RoundContext) -> tuple[Broadcast, State]:
@@ -515,9 +466,6 @@ def _traffic(setup: Setup, settings: ProtoFSSL, outcome: RoundResult) -> Traffic
     down = jnp.sum(sets.present) * jnp.sum(context.valid)
     classes = jax.vmap(partial(_shared_classes, setup))(context.clients)
     size = BYTES_PER_NUMBER * sets.centers.shape[-1]
-    if settings.in_sum:  # a client does not show which classes it has
-        whole = (size + BYTES_PER_NUMBER) * setup.num_classes
-        return Traffic(count(down, size), count(jnp.sum(context.valid), whole))
     return Traffic(count(down, size), count(jnp.sum(classes & context.valid[:, None]), size))
 
 
@@ -533,8 +481,7 @@ def _with_bank(
         return setup.model.apply(*network, inputs, train=False)[0].features
 
     width = jax.eval_shape(features).shape[-1]
-    slots = 1 if settings.in_sum else setup.cohort_size
-    bank = empty_bank(settings.keep_proto_rounds + 1, slots, setup.num_classes, width)
+    bank = empty_bank(settings.keep_proto_rounds + 1, setup.cohort_size, setup.num_classes, width)
     choice: Any = jax.eval_shape(
         lambda: choose_helpers(key, bank, settings.keep_proto_rounds, settings.most_helpers)
     )

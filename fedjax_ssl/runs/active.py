@@ -29,7 +29,7 @@ from fedjax_ssl.runs.build import Built
 from fedjax_ssl.runs.callbacks import Block, Callback, Profile
 from fedjax_ssl.runs.compile import Advanced, Inputs, Program, described, with_examples
 from fedjax_ssl.runs.own_callbacks import OwnCallbacks
-from fedjax_ssl.runs.privacy import Privacy
+from fedjax_ssl.runs.privacy import PrivateRun
 from fedjax_ssl.runs.processes import Team
 from fedjax_ssl.runs.residence import Feed
 from fedjax_ssl.runs.shared import Shared
@@ -98,7 +98,7 @@ class Run:
     of_clients: dict[str, float] = field(default_factory=dict)
     of_clients_by_global: dict[str, float] = field(default_factory=dict)
     waited: float = 0.0
-    privacy: Privacy | None = None
+    privacy: PrivateRun | None = None
     pictures: bool = True
     _said: set[str] = field(default_factory=set)
 

@@ -22,7 +22,6 @@ from fedjax_ssl.data.sites_apart import sites_apart
 from fedjax_ssl.errors import counted, note
 from fedjax_ssl.federated import Method, ServerState, tree_bytes
 from fedjax_ssl.federated.recipe import Needs, in_words
-from fedjax_ssl.federated.uploads.faults import FLIP_LABELS
 from fedjax_ssl.folder.environment import device_description
 from fedjax_ssl.folder.files import bytes_in_words
 from fedjax_ssl.methods.around.trained_part import REST
@@ -69,9 +68,9 @@ def check(built: Built) -> None:
         note_missing_labels(config.supervision.name, config.supervision.labels, federation)
     check_weighting(config.federated.weighting, method, federation)
     check_cohorts(config, federation)
-    if config.faults.name == FLIP_LABELS and not int(federation.num_labelled.sum()):
+    if config.faults.name == "flip_labels" and not int(federation.num_labelled.sum()):
         raise ConfigError(
-            f"config.faults.name is {FLIP_LABELS!r}, but no client has class labels that could be "
+            "config.faults.name is 'flip_labels', but no client has class labels that could be "
             "flipped; use flip_signs or scale, or give clients labels (config.supervision)"
         )
     if config.rounds:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import fields
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -18,23 +19,18 @@ from fedjax_ssl.data import FederatedData
 from fedjax_ssl.data.fingerprint import fingerprint
 from fedjax_ssl.data.reading.features import TableReading
 from fedjax_ssl.errors import counted
-from fedjax_ssl.federated import Execution, Facts, Method, Setup
-from fedjax_ssl.federated.private_steps import DPSGD
+from fedjax_ssl.federated import Execution, Facts, Method, Recipe, Setup
 from fedjax_ssl.federated.uploads import (
+    FAULTS,
     SUMS,
-    Gaussian,
-    Summation,
-    UploadTransform,
-    faults,
-    private_sum,
     upload_transforms,
 )
 from fedjax_ssl.keys import named_key
 from fedjax_ssl.methods.around import PERSONALIZATIONS
 from fedjax_ssl.objectives import INVERSE, RowLoss, supervised_loss
-from fedjax_ssl.runs.account import Account, account_of, privacy_of
 from fedjax_ssl.runs.devices import choose_devices
 from fedjax_ssl.runs.earlier import start_digest
+from fedjax_ssl.runs.privacy import Account, PrivateRun, account_of, privacy_of
 from fedjax_ssl.runs.processes import run_devices
 
 _AXES_OF_IMAGES = 4
@@ -184,10 +180,8 @@ def federate(
         drawing: that of a config which differs in the seed alone, to share what it has compiled.
     """
     federation = _drawn(experiment, key, inputs, drawing)
-    wrong = experiment.config.faults
-    if wrong.name != faults.FLIP_LABELS:
-        return federation
-    return faults.with_flipped_labels(federation, key, wrong.share)
+    fault = fault_of(experiment.config)
+    return federation if fault is None else fault.in_federation(federation, key)
 
 
 def _drawn(
@@ -273,15 +267,18 @@ def build_method(
     settings = config["method"]
     with configs.naming("uploads"):
         asked = upload_transforms(config["uploads"], facts)
-        setup = setup._replace(uploads=(*_faults(config, facts), *asked))
+        fault = fault_of(config)
+        wrong = () if fault is None else fault.in_uploads(facts.num_clients)
+        setup = setup._replace(uploads=(*wrong, *asked))
     own = config["personalize"]
     names = ("name", *PERSONALIZATIONS.options(own["name"]))
     personalize = {name: own[name] for name in names if own[name] is not None}
     settings |= {"around": config["around"], "facts": facts, "personalize": personalize}
     settings["train"] = config["model"]["train"]
-    setup = _private(setup, experiment.config, config, federation)
+    protect = _protection(experiment.config, config, federation)
     with configs.naming("method"):
-        return federated.execute(methods.build(settings.pop("name"), setup, **settings), execution)
+        method = methods.build(settings.pop("name"), setup, protect=protect, **settings)
+        return federated.execute(method, execution)
 
 
 def facts_of(config: Any, federation: FederatedData) -> Facts:
@@ -295,20 +292,13 @@ def facts_of(config: Any, federation: FederatedData) -> Facts:
     return Facts(number, cohort_size_of(config, number), config["rounds"])
 
 
-def _faults(config: dict[str, Any], facts: Facts) -> tuple[UploadTransform, ...]:
-    """Return what faulty clients do to their updates."""
+def fault_of(config: Any) -> Any:
+    """Return what faulty clients do, of a resolved config or a dictionary like one; None: there are
+    none.
+    """
     section = config["faults"]
-    factors = {faults.FLIP_SIGNS: -1.0, faults.SCALE: section["factor"]}
-    if section["name"] not in factors:
-        return ()
-    return (faults.false_updates(factors[section["name"]], section["share"], facts.num_clients),)
-
-
-def _summation_of(section: Mapping[str, Any]) -> Summation | None:
-    """Return how uploads become one; None: they are added up."""
-    with configs.naming("sum"):
-        found = SUMS.build(section["name"], **configs.options(section))
-    return None if found.mean is None else found
+    with configs.naming("faults"):
+        return FAULTS.build(section["name"], share=section["share"], factor=section["factor"])
 
 
 def network_of(config: dict[str, Any], dataset: data.Dataset, num_classes: int) -> models.Model:
@@ -342,6 +332,8 @@ def setup_of(
         participation = federated.participation(**config["participation"])
     federated_optimizer = configs.federated_optimizer(config, facts)
     local_optimizer, learning_rate = configs.local_training(config, facts)
+    with configs.naming("sum"):
+        combine_uploads = SUMS.build(config["sum"]["name"], **configs.options(config["sum"]))
     with configs.naming("loss"):
         loss = _loss_of(config["loss"], federation)
     predicted, _ = data.for_prediction(dataset, inputs["test_mean"], inputs["test_std"])
@@ -371,7 +363,7 @@ def setup_of(
             local_epochs=local["local_epochs"],
             local_steps=local["local_steps"],
             weighting=server["weighting"],
-            summation=_summation_of(config["sum"]),
+            combine_uploads=combine_uploads,
             keep_optimizer=local["keep_state"],
             average_optimizer=local["average_state"],
             rounds=facts.rounds,
@@ -383,32 +375,22 @@ def setup_of(
         )
 
 
-def _private(
-    setup: Setup,
-    resolved: ml_collections.ConfigDict,
-    config: dict[str, Any],
-    federation: FederatedData,
-) -> Setup:
-    """Return a setup whose sums, or local steps, are as private as the config says.
+def _protection(
+    resolved: ml_collections.ConfigDict, config: dict[str, Any], federation: FederatedData
+) -> Callable[[Recipe], Recipe] | None:
+    """Return what makes a method as private as the config says; None: it has no privacy.
 
     Args:
-        setup: without it.
         resolved: the config of the account.
         config: the same with numbers in it that may be traced.
         federation: gives sizes.
     """
-    settings = privacy_of(config)
+    mechanism = privacy_of(config)
     account = account_of_run(resolved, federation)
-    if settings is None or account is None:
-        return setup
-    noise = account.noise if settings.noise is None else settings.noise
-    if isinstance(settings, DPSGD):
-        return settings.in_steps(setup, noise)
-    expected = account.cohorts.expected
-    return setup._replace(
-        draw_cohort=federated.poisson(account.cohorts.probability),
-        uploads=(*setup.uploads, private_sum(settings, noise, expected)),
-    )
+    if mechanism is None or account is None:
+        return None
+    noise = account.noise if mechanism.noise is None else mechanism.noise
+    return partial(mechanism.private, noise=noise, cohorts=account.cohorts)
 
 
 def round_key(config: ml_collections.ConfigDict, key: Key[Array, ""]) -> Key[Array, ""]:
@@ -437,6 +419,24 @@ def account_of_run(config: ml_collections.ConfigDict, federation: FederatedData)
     clients = federation.num_clients
     labelled = (federation.min_labelled, federation.max_labelled)
     return account_of(config, clients, expected_of(config, clients), labelled)
+
+
+def privacy_of_run(built: Built) -> PrivateRun | None:
+    """Return the privacy of a run; None: it has none."""
+    config = built.experiment.config
+    mechanism = privacy_of(config)
+    account = account_of_run(config, built.federation)
+    if mechanism is None or account is None:
+        return None
+    outside = []
+    if config.data.standardize == "client":
+        outside.append(
+            "mean and deviation of each client (config.data.standardize=client), which model.json "
+            "keeps: do not give that file away"
+        )
+    if config.data.name == "features":
+        outside.append("what the encoder of config.data.path learned, if from these clients")
+    return mechanism.in_run(account, config.rounds, tuple(outside))
 
 
 def _loss_of(section: dict[str, Any], federation: FederatedData) -> RowLoss:
@@ -507,11 +507,11 @@ def _clients_of_known_size(federation: FederatedData) -> federated.Client | None
 def cohort_size_of(config: Any, number: int) -> int:
     """Return the slots of a cohort out of a number of clients that train."""
     expected = expected_of(config, number)
-    settings = privacy_of(config)
-    if not isinstance(settings, Gaussian):
+    mechanism = privacy_of(config)
+    if mechanism is None:
         return expected
     with configs.naming("privacy"):
-        return settings.sampled(number, expected).slots
+        return mechanism.slots_of(number, expected)
 
 
 def expected_of(config: Any, number: int) -> int:

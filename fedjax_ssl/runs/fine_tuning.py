@@ -149,7 +149,7 @@ def _setup(built: Built, federation: FederatedData) -> Setup:
         local_scores=False,
         uploads=(),
         participation=None,
-        summation=None,
+        combine_uploads=None,
     )
 
 

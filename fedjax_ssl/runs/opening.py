@@ -18,7 +18,6 @@ import ml_collections
 from fedjax_ssl import config as configs
 from fedjax_ssl import data
 from fedjax_ssl.federated import ServerState
-from fedjax_ssl.federated.uploads import faults
 from fedjax_ssl.folder.checkpoint import Checkpoints
 from fedjax_ssl.folder.citations import CITATIONS_FILE, TOOL, entries, used_in
 from fedjax_ssl.folder.progress import Progress
@@ -28,6 +27,7 @@ from fedjax_ssl.runs import advice, fine_tuning, own_sources
 from fedjax_ssl.runs.about_data import about_data
 from fedjax_ssl.runs.about_training import about_training
 from fedjax_ssl.runs.active import Run
+from fedjax_ssl.runs.build import fault_of, privacy_of_run
 from fedjax_ssl.runs.callbacks import (
     Best,
     Callback,
@@ -44,7 +44,6 @@ from fedjax_ssl.runs.callbacks import (
 from fedjax_ssl.runs.compile import Inputs, Program
 from fedjax_ssl.runs.own_callbacks import OwnCallbacks
 from fedjax_ssl.runs.own_metrics import OwnMetrics
-from fedjax_ssl.runs.privacy import privacy_of_run
 from fedjax_ssl.runs.processes import Team, share_out
 from fedjax_ssl.runs.residence import Feed
 from fedjax_ssl.runs.shared import Shared
@@ -280,12 +279,8 @@ def _notes(run: Run) -> Iterator[str]:
     if run.round == 0:
         dataset = built.experiment.dataset
         yield from advice.faster_in_bf16(config, dataset.num_classes, dataset.input_shape)
-    wrong = config.faults
-    if wrong.name != "none":
-        clients = run.names[: built.federation.num_clients]
-        yield faults.in_words(
-            wrong.name, wrong.factor, run.program.inputs.key, wrong.share, clients
-        )
+    if (fault := fault_of(config)) is not None:
+        yield fault.in_words(run.program.inputs.key, run.names[: built.federation.num_clients])
     if run.privacy is not None and config.rounds:
         yield from run.privacy.lines(run.template.params)
     number = configs.saved_round(config)

@@ -1,171 +1,113 @@
-"""The privacy of a run between its blocks: its epsilon in every row, the budget that ends it, and
-what a person is told.
-"""
+"""What `config.privacy` names, as a run uses it. Mechanisms are contributed."""
 
-import math
-from dataclasses import dataclass
-from functools import cached_property
-from typing import Any
+from typing import Any, Protocol
 
-from fedjax_ssl.config import ConfigError
-from fedjax_ssl.errors import counted
-from fedjax_ssl.federated.uploads import Gaussian
-from fedjax_ssl.folder.progress import no_protection
-from fedjax_ssl.models import count_parameters
-from fedjax_ssl.runs.account import Account, privacy_of
-from fedjax_ssl.runs.build import Built, account_of_run
-from fedjax_ssl.runs.callbacks import Block
+import ml_collections
+from jaxtyping import Array
 
-_LOGGED = (
-    "scores, losses and counts in metrics.csv, and a model, a round or a temperature chosen by "
-    "them; names of classes and columns; noise follows from config.seed, which has to stay secret"
-)
-# Norm of a round's noise, over the largest norm of the mean update, beyond which little is learned.
-_HOPELESS = 20
+from fedjax_ssl import config as configs
+from fedjax_ssl.config import naming
+from fedjax_ssl.federated import Recipe
+from fedjax_ssl.federated.uploads import PRIVACY
+from fedjax_ssl.runs.earlier import Earlier, earlier_of
 
 
-@dataclass(frozen=True)
-class Privacy:
-    """Account of a run, as a callback that adds columns.
+class Account(Protocol):
+    """Costs of a run's privacy."""
 
-    Attributes:
-        account: of its mechanism.
-        settings: of `config.privacy`.
-        rounds: that the config asks for.
-        outside: what of this config no epsilon counts, in words.
-    """
+    noise: Any  # deviation of the noise in units of the clip norm
+    cohorts: Any  # how clients are drawn
 
-    account: Account
-    settings: Any
-    rounds: int
-    outside: tuple[str, ...] = ()
+    @property
+    def whole_delta(self) -> float:
+        """Delta of `cost`."""
 
-    def __call__(self, block: Block) -> None:
-        """Add epsilon so far, and an adaptive clip norm."""
-        block.row["epsilon"] = self.account.cost(block.row["round"])
-        if isinstance(self.settings, Gaussian) and self.settings.quantile is not None:
-            block.row["clip_norm"] = float(block.state.uploads[-1].norm)
+    def cost(self, rounds: int) -> float:
+        """Return epsilon after these rounds, with what was spent before the run."""
 
-    @cached_property
+
+class PrivateRun(Protocol):
+    """Account of a run, as a callback that adds columns."""
+
+    @property
+    def account(self) -> Account:
+        """Its costs."""
+
+    @property
     def limit(self) -> int:
-        """The last round within the budget.
+        """The last round within the budget."""
 
-        Raises:
-            ConfigError: not even one is.
-        """
-        budget = self.settings.epsilon
-        if budget is None or not self.rounds:
-            return self.rounds
-        limit = self.account.rounds_within(budget, self.rounds)
-        if not limit:
-            raise ConfigError(
-                f"config.privacy.epsilon is {budget:g}, but one round with noise "
-                f"{self.account.noise:.4g} costs {self.account.cost(1):.4g}; give a larger "
-                "epsilon, or more noise"
-            )
-        return limit
+    def __call__(self, block: Any) -> None:
+        """Add epsilon so far to the row of a `Block`."""
 
     def summary(self, rounds: int) -> dict[str, Any]:
         """Give the fields of `summary.json` beside epsilon, after these rounds."""
-        return {
-            "delta": self.account.whole_delta,
-            "noise": self.account.noise,
-            "budget_spent": self.limit < self.rounds,
-            **self.account.earlier.fields(rounds),
-        }
 
     def lines(self, params: Any) -> list[str]:
-        """Say what is protected, at which price, and what is not.
-
-        Args:
-            params: of the network, or their shapes.
-        """
-        noise = self.account.noise
-        cohorts = self.account.cohorts
-        if self.account.steps:
-            return [*self._of_examples(), *self.beyond(), *self._end()]
-        drawn = f"all {cohorts.clients} clients in every round"
-        if cohorts.probability < 1:
-            drawn = (
-                f"each of {cohorts.clients} clients drawn with probability "
-                f"{cohorts.probability:.4g}, at most {cohorts.slots} in a round"
-            )
-        lines = [
-            f"privacy of one client more or less: epsilon {self.account.cost(self.limit):.4g} at "
-            f"delta {self.account.whole_delta:.3g} after {counted(self.limit, 'round')}, noise "
-            f"{noise:.4g} times the clip norm, {drawn} ({self.account.accountant})",
-            f"outside this epsilon: {_LOGGED}",
-        ]
-        lines += [*self.beyond(), *self._end()]
-        length = noise * math.sqrt(count_parameters(params)) / cohorts.expected
-        if length > _HOPELESS:
-            lines.append(
-                f"the noise of a round is {length:,.0f} times as long as the mean update can be "
-                f"(noise {noise:.4g}, {count_parameters(params):,} parameters, about "
-                f"{counted(cohorts.expected, 'client')}): little will be learned; more clients, a "
-                "smaller network or a larger epsilon help"
-            )
-        return lines
-
-    def _of_examples(self) -> list[str]:
-        """Say what private steps cost."""
-        drawn, steps = max(self.account.steps, key=lambda one: one[0].probability * one[1])
-        return [
-            f"privacy of one example more or less at a client, also from the server: epsilon "
-            f"{self.account.cost(self.limit):.4g} at delta {self.account.whole_delta:.3g} after "
-            f"{counted(self.limit, 'round')}, noise {self.account.noise:.4g} times the clip norm "
-            f"of a gradient; a client of {counted(drawn.clients, 'example')} takes "
-            f"{counted(steps, 'step')} a round and draws each of them with probability "
-            f"{drawn.probability:.4g}",
-            f"outside this epsilon: how many examples a client has, {_LOGGED}",
-        ]
+        """Say what is protected, at which price, and what is not."""
 
     def beyond(self) -> list[str]:
-        """Say what weakens this epsilon: its delta, and training before the run."""
-        delta = self.account.whole_delta
-        earlier = self.account.earlier
-        lines = []
-        if weak := no_protection(delta):
-            whom = "an example" if self.account.steps else "a client"
-            lines.append(
-                f"epsilon {self.account.cost(self.limit):.4g} is {weak}: with this probability all "
-                f"data of {whom} may be shown; have more of them, or set config.privacy.delta to "
-                "0.001 or less"
-            )
-        if earlier.epsilon:
-            lines.append(
-                f"this epsilon counts the {counted(earlier.rounds, 'private round')} before "
-                f"config.start_from too: epsilon {earlier.epsilon:.4g} and delta "
-                f"{earlier.delta:.3g} of it"
-            )
-        lines += [
-            f"outside this epsilon: config.start_from, {one}: its weights may show all that it "
-            "learned from these clients"
-            for one in earlier.outside
-        ]
-        return lines + [f"outside this epsilon: {one}" for one in self.outside]
-
-    def _end(self) -> list[str]:
-        if self.limit == self.rounds:
-            return []
-        return [
-            f"the budget epsilon={self.settings.epsilon:g} is spent after round {self.limit} of "
-            f"{self.rounds}: the run ends there"
-        ]
+        """Say what weakens this epsilon."""
 
 
-def privacy_of_run(built: Built) -> Privacy | None:
-    """Return the privacy of a run; None: it has none."""
-    config = built.experiment.config
-    found = account_of_run(config, built.federation)
-    if found is None:
+class Mechanism(Protocol):
+    """Settings of what hides clients or examples; its numbers may be traced."""
+
+    noise: Any  # None: solved for the budget
+
+    def slots_of(self, clients: int, expected: int) -> int:
+        """Return the most clients of a round, of which so many are expected."""
+
+    def account(
+        self, sizes: tuple[int, int], labelled: tuple[int, int], config: Any, earlier: Earlier
+    ) -> Account:
+        """Return what a run costs.
+
+        Args:
+            sizes: clients of the federation that train, and of a round on average.
+            labelled: examples with a label of the client with the fewest, if any, and of that with
+                the most.
+            config: resolved.
+            earlier: spent before the run.
+        """
+
+    def private(self, recipe: Recipe, noise: float | Array, cohorts: Any) -> Recipe:
+        """Return the private form of a method, with nothing around it.
+
+        Raises:
+            ConfigError: more would become known of the clients than the mechanism hides.
+        """
+
+    def in_run(self, account: Any, rounds: int, outside: tuple[str, ...] = ()) -> PrivateRun:
+        """Return its account in a run; `outside` is not counted in epsilon, in words."""
+
+
+def privacy_of(config: Any) -> Mechanism | None:
+    """Return the privacy settings of a resolved config, or of a dictionary like one, in which
+    numbers may be traced; None: there is none.
+    """
+    section = config["privacy"]
+    with naming("privacy"):
+        return PRIVACY.build(section["name"], **configs.options(section))
+
+
+def account_of(
+    config: ml_collections.ConfigDict, clients: int, expected: int, labelled: tuple[int, int]
+) -> Account | None:
+    """Return the account of a run; None: it has no privacy.
+
+    Args:
+        config: resolved.
+        clients: of the federation that train.
+        expected: of a round on average.
+        labelled: as in `Mechanism.account`.
+
+    Raises:
+        ConfigError: the bound would say nothing, no noise reaches the budget, or dp-accounting is
+            not installed.
+    """
+    mechanism = privacy_of(config)
+    if mechanism is None:
         return None
-    outside = []
-    if config.data.standardize == "client":
-        outside.append(
-            "mean and deviation of each client (config.data.standardize=client), which model.json "
-            "keeps: do not give that file away"
-        )
-    if config.data.name == "features":
-        outside.append("what the encoder of config.data.path learned, if from these clients")
-    return Privacy(found, privacy_of(config), config.rounds, tuple(outside))
+    with naming("privacy"):
+        return mechanism.account((clients, expected), labelled, config, earlier_of(config))

@@ -24,7 +24,7 @@ def one_round(optimizer, model, state, kept, ids):
     """A round in which these clients train, each to its exact local minimum."""
     own = jax.tree.map(lambda table: table[jnp.array(ids)], kept)
     received = optimizer.send(state, own, context_of(ids))
-    reports = []
+    parts = []
     for place, client in enumerate(ids):
         mine = jax.tree.map(lambda x, at=place: x[at], received)
         h = mine.own["model"]
@@ -34,14 +34,15 @@ def one_round(optimizer, model, state, kept, ids):
         left = optimizer.correct(slope, params, model, mine)
         np.testing.assert_allclose(left["model"], 0.0, atol=1e-12)
         weights = {"model": jnp.asarray(1.0 + client)}  # which do not matter
-        report = optimizer.report(
-            toy.local(model, params, weights, jnp.int32(1), jnp.asarray(1.0), mine, {"model": h})
+        part, (new,) = toy.added_up(
+            optimizer,
+            toy.local(model, params, weights, jnp.int32(1), jnp.asarray(1.0), mine, {"model": h}),
         )
-        kept = jax.tree.map(lambda table, new, c=client: table.at[c].set(new), kept, report.kept)
-        reports.append(report.summed)
-    summed = jax.tree.map(lambda *x: sum(x), *reports)
+        kept = jax.tree.map(lambda table, new, c=client: table.at[c].set(new), kept, new)
+        parts.append(part)
+    summed = jax.tree.map(lambda *x: sum(x), *parts)
     model, state = optimizer.apply(state, model, summed, context_of(ids))
-    return model, state, kept, [r.change["model"] for r in reports]
+    return model, state, kept, [part.update["model"] for part in parts]
 
 
 def test_two_rounds_on_quadratics(float64) -> None:
@@ -73,7 +74,7 @@ def test_a_large_client_is_held_less(float64) -> None:
 def test_nobody_changes_nothing() -> None:
     optimizer = federated.feddyn(ALPHA)
     model = {"model": jnp.asarray(1.5)}
-    nobody = federated.Moved({"model": jnp.zeros(())}, {"model": jnp.zeros(())})
+    nobody = toy.total({"model": jnp.zeros(())}, {"model": jnp.zeros(())})
     state = {"model": jnp.asarray(0.5)}
     after = optimizer.apply(state, model, nobody, context_of((0,)))
     chex.assert_trees_all_equal(after, (model, state))

@@ -65,21 +65,19 @@ def test_a_server_step_by_hand(float64) -> None:
     steps = [2, 6, 4]
     rate = 0.1
     optimizer = federated.fednova(local=federated.LocalSettings(momentum=0.9))
-    reports = [
-        optimizer.report(
-            toy.local(
-                {"model": jnp.asarray(anchor)},
-                {"model": jnp.asarray(result)},
-                {"model": jnp.asarray(weight)},
-                jnp.asarray(count, jnp.int32),
-                jnp.asarray(rate),
-                (),
-                (),
-            )
+    clients = [
+        toy.local(
+            {"model": jnp.asarray(anchor)},
+            {"model": jnp.asarray(result)},
+            {"model": jnp.asarray(weight)},
+            jnp.asarray(count, jnp.int32),
+            jnp.asarray(rate),
+            (),
+            (),
         )
         for result, weight, count in zip(results, weights, steps, strict=True)
     ]
-    summed = jax.tree.map(lambda *leaves: sum(leaves), *(report.summed for report in reports))
+    summed, _ = toy.added_up(optimizer, *clients)
     turn = toy.context(3)
     new, _ = optimizer.apply((), {"model": jnp.asarray(anchor)}, summed, turn)
     norms = [float(step_norm(jnp.asarray(count), 0.9)) for count in steps]

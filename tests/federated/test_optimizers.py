@@ -26,24 +26,21 @@ def step(optimizer: FederatedOptimizer, state, anchor: Grouped, weights: list[fl
     """One server step from the clients' results."""
     kept = jax.tree.map(lambda leaf: jnp.stack([leaf] * len(CLIENTS)), optimizer.keep(anchor))
     round = toy.context(len(CLIENTS))
-    reports = [
-        optimizer.report(
-            toy.local(
-                anchor=anchor,
-                params=flat(client),
-                weights={group: jnp.asarray(weight, jnp.result_type(float)) for group in anchor},
-                num_steps=jnp.asarray(2, jnp.int32),
-                learning_rate=jnp.asarray(0.1),
-                sent_by_optimizer=jax.tree.map(
-                    lambda leaf, i=i: leaf[i], optimizer.send(state, kept, round)
-                ),
-                kept=jax.tree.map(lambda leaf, i=i: leaf[i], kept),
-            )
+    clients = [
+        toy.local(
+            anchor=anchor,
+            params=flat(client),
+            weights={group: jnp.asarray(weight, jnp.result_type(float)) for group in anchor},
+            num_steps=jnp.asarray(2, jnp.int32),
+            learning_rate=jnp.asarray(0.1),
+            sent_by_optimizer=jax.tree.map(
+                lambda leaf, i=i: leaf[i], optimizer.send(state, kept, round)
+            ),
+            kept=jax.tree.map(lambda leaf, i=i: leaf[i], kept),
         )
         for i, (client, weight) in enumerate(zip(CLIENTS, weights, strict=True))
     ]
-    summed = jax.tree.map(lambda *leaves: sum(leaves), *(report.summed for report in reports))
-    return optimizer.apply(state, anchor, summed, round)
+    return optimizer.apply(state, anchor, toy.added_up(optimizer, *clients)[0], round)
 
 
 def test_fedavg_is_the_weighted_mean_of_the_models(float64) -> None:
@@ -110,7 +107,7 @@ def server_step(optimizer: FederatedOptimizer, state, weights: list[float], *cli
     """From the global weights and the models of equally weighted clients."""
     anchor = {"model": jnp.asarray(weights)}
     change = sum(jnp.asarray(client) - anchor["model"] for client in clients)
-    summed = federated.Moved({"model": jnp.asarray(float(len(clients)))}, {"model": change})
+    summed = toy.total({"model": jnp.asarray(float(len(clients)))}, {"model": change})
     new, state = optimizer.apply(state, anchor, summed, toy.context(3))
     return np.asarray(new["model"]), state
 

@@ -129,7 +129,7 @@ def test_variates_held_at_zero_are_fedavg_bit_for_bit() -> None:
 
     expected, infos = toy.train(method_of(data, federated.fedavg()), KEY, data, 2)
     silent = scaffold._replace(
-        apply=forget, report=lambda local: scaffold.report(local)._replace(kept=local.kept)
+        apply=forget, report=lambda local: (scaffold.report(local)[0], local.kept)
     )
     held, _ = toy.train(method_of(data, silent), KEY, data, 2)
     chex.assert_trees_all_equal(held.params, expected.params)
@@ -169,27 +169,23 @@ def test_weighted_variates_are_the_means_by_the_models_weights(float64) -> None:
     for weighted in (False, True):
         optimizer = federated.scaffold(1.0, weighted)
         anchor = {"model": jnp.zeros(1)}
-        reports = [
-            optimizer.report(
-                toy.local(
-                    anchor=anchor,
-                    params={"model": jnp.full(1, moved)},
-                    weights={"model": jnp.float64(weight)},
-                    num_steps=jnp.int32(1),
-                    learning_rate=jnp.float64(0.5),
-                    sent_by_optimizer=anchor,
-                    kept=anchor,
-                )
+        clients = [
+            toy.local(
+                anchor=anchor,
+                params={"model": jnp.full(1, moved)},
+                weights={"model": jnp.float64(weight)},
+                num_steps=jnp.int32(1),
+                learning_rate=jnp.float64(0.5),
+                sent_by_optimizer=anchor,
+                kept=anchor,
             )
             for weight, moved in ((3.0, 2.0), (1.0, -2.0), (0.0, 9.0))
         ]
-        summed = jax.tree.map(lambda *parts: sum(parts), *(report.summed for report in reports))
+        summed, kept = toy.added_up(optimizer, *clients)
         model, means[weighted] = optimizer.apply(
             optimizer.init(anchor), anchor, summed, toy.context(2)
         )
         np.testing.assert_allclose(model["model"], [1.0])
-        np.testing.assert_allclose(
-            [report.kept["model"][0] for report in reports], [-4.0, 4.0, 0.0]
-        )
+        np.testing.assert_allclose([own["model"][0] for own in kept], [-4.0, 4.0, 0.0])
     np.testing.assert_allclose(means[False]["model"], [0.0])
     np.testing.assert_allclose(means[True]["model"], [-2.0])

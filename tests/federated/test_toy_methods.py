@@ -23,10 +23,8 @@ from fedjax_ssl.federated import (
     FederatedOptimizer,
     ForLog,
     Method,
-    Moved,
     ParameterGroups,
     Recipe,
-    Report,
     Sampler,
     Schedule,
     Stage,
@@ -37,7 +35,7 @@ from fedjax_ssl.federated import (
     build,
     sample_cohort,
 )
-from fedjax_ssl.federated.uploads import EVERYTHING, UploadTransform
+from fedjax_ssl.federated.uploads import UploadTransform
 from fedjax_ssl.keys import named_key
 from fedjax_ssl.methods.parts.terms import supervised_term
 from fedjax_ssl.models import Model, Outputs
@@ -210,21 +208,21 @@ def grouped(num_groups: int) -> FederatedOptimizer:
             lambda mine, all: jnp.where(received["is_server"], all, mine), own, common
         )
 
-    def report(local):
+    def add(local, reported):
         mine = jax.nn.one_hot(local.sent_by_optimizer["group"], num_groups)
         totals = jax.tree.map(lambda w: mine.reshape(-1, *[1] * w.ndim) * w, local.params)
-        return Report(Moved(local.weights, totals, mine))
+        return local.weights, totals, mine
 
     def apply(state, anchor, summed, turn):
         means = jax.tree.map(
-            lambda t: t / summed.more.reshape(-1, *[1] * (t.ndim - 1)), summed.change
+            lambda t: t / summed.reported.reshape(-1, *[1] * (t.ndim - 1)), summed.update
         )
         return jax.tree.map(lambda x: x.mean(0), means), means
 
     def many(params):
         return jax.tree.map(lambda w: jnp.stack([w] * num_groups), params)
 
-    return FederatedOptimizer(many, apply, send=send, start=start, report=report)
+    return FederatedOptimizer(many, apply, send=send, start=start, add=add)
 
 
 @pytest.mark.promise
@@ -371,7 +369,7 @@ def test_uploads_may_lose_something_and_bytes_are_those_of_what_was_sent(float64
     term = pull("pull", lambda step: targets[step.client.id])
     empty = AtClient(collect=lambda trained: jnp.zeros(1, bool))
     term = term._replace(client=empty, log=ForLog(traffic=traffic))
-    uploads = (UploadTransform("large", at_client=at_client, covers=EVERYTHING),)
+    uploads = (UploadTransform("large", at_client=at_client),)
     state, infos = after(method_of(data, term, uploads=uploads), data)
     assert number(state) == pytest.approx((0.0 + 2.0 + 5.0) / 3)
     assert infos[0]["bytes_up"] == 2 * 8 and infos[0]["bytes_down"] == 3 * 4

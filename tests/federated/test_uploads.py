@@ -1,4 +1,4 @@
-"""What leaves a client: upload transforms, and that what travels beside them is refused by name."""
+"""What leaves a client: upload transforms see all of it."""
 
 import ast
 import re
@@ -16,11 +16,9 @@ import fedjax_ssl as fs
 from fedjax_ssl import federated, methods, runs
 from fedjax_ssl.federated import build
 from fedjax_ssl.federated.uploads import (
-    EVERYTHING,
     UPLOADS,
     UploadTransform,
     chain,
-    check_covers,
     drop_non_finite,
     identity,
     upload_transforms,
@@ -49,7 +47,7 @@ def refusing_more_than(norm: float) -> UploadTransform:
         sent = upload._replace(weight=(), arrived=())
         return upload._replace(arrived=optax.tree.norm(sent) <= norm * 1.001)
 
-    return UploadTransform("refusing", at_client=at_client, covers=EVERYTHING)
+    return UploadTransform("refusing", at_client=at_client)
 
 
 def recipe_of(name: str, data, *uploads: UploadTransform):
@@ -74,18 +72,17 @@ def data_for(name: str):
 )
 def test_all_that_a_client_sends_is_clipped_or_the_method_is_refused(name: str) -> None:
     data = data_for(name)
+    method = build(recipe_of(name, data, clip_of_the_docs()(NORM), refusing_more_than(NORM)))
     try:
-        method = build(recipe_of(name, data, clip_of_the_docs()(NORM), refusing_more_than(NORM)))
+        _, infos = toy.train(method, KEY, data, 1)
     except ValueError as error:
-        assert str(error).startswith(
-            "config.uploads: 'clip' covers statistics, update and weight, "
-        )
-        assert "but clients also send" in str(error)
-        assert name != "fedavg"
+        assert str(error) == "clip is for clients that send changes alone" and name != "fedavg"
         return
-    assert name not in ("protofssl", "xclp", "fedmatch")
-    _, infos = toy.train(method, KEY, data, 1)
+    assert name not in ("protofssl", "fedmatch")
     assert infos[0]["dropped_clients"] == 0
+    said = [] if method.recipe.check is None else method.recipe.check(data)
+    outside = "codes of their examples outside of their uploads, which no upload transform sees"
+    assert any(outside in line for line in said) == (name == "xclp")
 
 
 def test_a_lost_upload_is_lost_for_all() -> None:
@@ -94,7 +91,6 @@ def test_a_lost_upload_is_lost_for_all() -> None:
     lost = UploadTransform(
         "lost",
         at_client=lambda key, upload, trained, state: upload._replace(arrived=jnp.zeros((), bool)),
-        covers=EVERYTHING,
     )
     recipe = recipe_of("fedavg", data, lost)
     keeping = {"keep_optimizer": True, "federated_optimizer": federated.scaffold()}
@@ -120,11 +116,11 @@ def test_no_transform_and_one_that_does_nothing_are_the_same_program() -> None:
 def test_transforms_have_a_state_and_see_the_sum() -> None:
     """A server that counts rounds and halves the change."""
 
-    def at_server(key, summed, context, state):
-        half = jax.tree.map(lambda x: 0.5 * x, summed.update.change)
-        return summed._replace(update=summed.update._replace(change=half)), state + 1
+    def at_server(key, total, context, state):
+        half = jax.tree.map(lambda x: 0.5 * x, total.update)
+        return total._replace(update=half), state + 1
 
-    halving = UploadTransform("halving", lambda params: 0, at_server=at_server, covers=EVERYTHING)
+    halving = UploadTransform("halving", lambda params: 0, at_server=at_server)
     data = toy.federation()
     usual, _ = toy.train(build(recipe_of("fedavg", data)), KEY, data, 1)
     halved, _ = toy.train(build(recipe_of("fedavg", data, halving)), KEY, data, 1)
@@ -141,8 +137,8 @@ def test_transforms_have_a_state_and_see_the_sum() -> None:
     assert halved.uploads == (1,)
 
 
-def doing(at_client=None, at_server=None, covers=EVERYTHING) -> UploadTransform:
-    return UploadTransform("mine", lambda params: 0, at_client, at_server, covers)
+def doing(at_client=None, at_server=None) -> UploadTransform:
+    return UploadTransform("mine", lambda params: 0, at_client, at_server)
 
 
 def unchanged(key, upload, trained, state):
@@ -154,7 +150,7 @@ def wrong_client(change):
 
 
 def wrong_server(change):
-    return doing(at_server=lambda key, summed, context, state: change(summed, state))
+    return doing(at_server=lambda key, total, context, state: change(total, state))
 
 
 WRONG = {
@@ -187,15 +183,15 @@ WRONG = {
     ),
     "only sums": (
         wrong_server(lambda sums, state: sums),
-        r"at_server: expected \(Sums, state\), got Sums",
+        r"at_server: expected \(Total, state\), got Total",
     ),
     "no sums": (
         wrong_server(lambda sums, state: None),
-        r"at_server: expected \(Sums, state\), got None",
+        r"at_server: expected \(Total, state\), got None",
     ),
     "None and a state": (
         wrong_server(lambda sums, state: (None, state)),
-        "at_server: expected the Sums, got None",
+        "at_server: expected the Total, got None",
     ),
     "sums of another shape": (
         wrong_server(lambda sums, state: (sums._replace(weight=jnp.ones(3)), state)),
@@ -222,9 +218,8 @@ def test_a_transform_that_returns_another_form_is_refused_in_a_sentence(case: st
     ("transform", "message"),
     [
         (doing(lambda upload: upload), r"at_client cannot be called with key, upload, .*line \d+"),
-        (doing(at_server=lambda sums: sums), "at_server cannot be called with key, summed, "),
+        (doing(at_server=lambda sums: sums), "at_server cannot be called with key, total, "),
         (UploadTransform("mine", init=lambda: 0), "init cannot be called with params "),
-        (doing(unchanged, covers="update"), "covers is the text 'update'; .* a set of names"),
     ],
 )
 def test_a_transform_that_cannot_be_used_is_refused_before_training(transform, message) -> None:
@@ -242,68 +237,34 @@ def test_python_numbers_in_an_upload_are_no_other_form() -> None:
     chex.assert_trees_all_close(usual.params, given.params, atol=1e-6)
 
 
-def with_optimizer(data, optimizer, *uploads: UploadTransform):
-    recipe = recipe_of("fedavg", data, *uploads)
-    return build(recipe._replace(setup=recipe.setup._replace(federated_optimizer=optimizer)))
-
-
 @pytest.mark.parametrize("optimizer", [federated.scaffold(), federated.fednova()])
-def test_what_a_federated_optimizer_reports_has_to_be_covered(optimizer) -> None:
+def test_a_transform_sees_what_a_federated_optimizer_reports(optimizer) -> None:
+    seen = []
+
+    def at_client(key, upload, trained, state):
+        seen.append(jax.tree.leaves(upload.reported))
+        return upload
+
     data = toy.federation()
-    message = r"config\.uploads: 'mine' .* what the federated optimizer .* covers names 'report'"
-    with pytest.raises(ValueError, match=message):
-        with_optimizer(data, optimizer, doing(covers=EVERYTHING - {"report"}))
-    with_optimizer(data, optimizer, doing())
-    with_optimizer(data, federated.fedprox(), doing(covers=EVERYTHING - {"report"}))
+    recipe = recipe_of("fedavg", data, doing(at_client))
+    setup = recipe.setup._replace(federated_optimizer=optimizer)
+    method = build(recipe._replace(setup=setup))
+    jax.eval_shape(method.round, KEY, jax.eval_shape(method.init, KEY, data), data)
+    assert seen and all(seen)
 
 
-def test_a_report_that_is_not_said_is_refused_when_the_round_is_traced() -> None:
-    """An optimizer of one's own that sends steps, and does not say so in `sends`."""
+def test_a_transform_may_add_a_number_that_the_server_sees_in_sum() -> None:
+    def at_client(key, upload, trained, state):
+        return upload._replace(averages={**upload.averages, "mine": jnp.ones(())})
 
-    def report(local):
-        made = federated.fedavg().report(local)
-        return made._replace(summed=made.summed._replace(more=local.num_steps))
+    def at_server(key, total, context, state):
+        return total, total.averages["mine"].astype(int)
 
-    own = federated.fedavg()._replace(report=report)
     data = toy.federation()
-
-    def shapes(*uploads: UploadTransform):
-        method = with_optimizer(data, own, *uploads)
-        return jax.eval_shape(method.round, KEY, jax.eval_shape(method.init, KEY, data), data)
-
-    shapes()
-    shapes(doing(unchanged))
-    with pytest.raises(
-        ValueError, match=r"config\.uploads: 'mine' .* what the federated optimizer"
-    ):
-        shapes(doing(unchanged, covers=EVERYTHING - {"report"}))
-
-
-def test_the_message_names_what_is_not_covered() -> None:
-    sent = {"update": ["updates"], "terms": ["what the term 'a' uploads"], "beside": []}
-    with pytest.raises(ValueError) as one:
-        check_covers([doing(covers=frozenset(("update",)))], sent)
-    assert str(one.value) == (
-        "config.uploads: 'mine' covers update, but clients also send what the term 'a' uploads, "
-        "which it would leave unchanged. Use another method or federated optimizer, or a transform "
-        "whose covers names 'terms' too"
+    state, infos = toy.train(
+        build(recipe_of("fedavg", data, doing(at_client, at_server))), KEY, data, 1
     )
-    with pytest.raises(ValueError) as two:
-        check_covers([doing(covers=frozenset())], {**sent, "beside": ["codes"]})
-    assert str(two.value) == (
-        "config.uploads: 'mine' covers nothing, but clients also send updates, what the term 'a' "
-        "uploads and codes, which it would leave unchanged. Use another method or federated "
-        "optimizer, or a transform whose covers names 'update', 'terms' and 'beside' too"
-    )
-
-
-def test_a_misspelt_name_in_covers_is_refused() -> None:
-    message = (
-        r"covers names 'weights', which clients never send\. Did you mean 'weight'\? Allowed: "
-        r"beside, means, optimizer, report, statistics, terms, update, weight"
-    )
-    with pytest.raises(ValueError, match=message):
-        build(recipe_of("fedavg", toy.federation(), doing(covers=frozenset(("weights",)))))
+    assert state.uploads == (infos[0]["clients"],)
 
 
 def test_a_builder_that_returns_no_transform_is_refused(monkeypatch) -> None:
@@ -319,7 +280,7 @@ def test_a_number_that_is_not_finite_is_dropped() -> None:
         broken = jnp.where(trained.client.id == 1, jnp.nan, 1.0)
         return upload._replace(update=jax.tree.map(lambda x: broken * x, upload.update))
 
-    broken = UploadTransform("broken", at_client=at_client, covers=EVERYTHING)
+    broken = UploadTransform("broken", at_client=at_client)
     data = toy.federation()
     method = build(recipe_of("fedavg", data, broken, drop_non_finite()))
     state, infos = toy.train(method, KEY, data, 1)

@@ -9,8 +9,8 @@ import pytest
 
 from fedjax_ssl import federated, methods
 from fedjax_ssl.federated import Method, Recipe
-from fedjax_ssl.federated.uploads.faults import false_updates
-from fedjax_ssl.federated.uploads.sums import SUMS as REGISTRY
+from fedjax_ssl.federated.uploads import FAULTS
+from fedjax_ssl.federated.uploads import SUMS as REGISTRY
 from fedjax_ssl.methods.around import PERSONALIZATIONS, personalized
 from fedjax_ssl.testing import PROMISES, promises
 from tests import toy
@@ -26,7 +26,8 @@ def recipe_of(what: str, name: str, data: Any, **changes: Any) -> Recipe:
     options = {"norm": "bn"} if what == "fedbn" else None
     setup = toy.setup(data, model_options=options, augment=toy.jitter, **changes)
     if what in SUMS:
-        setup = setup._replace(summation=SUMS[what], uploads=(false_updates(2.0, 0.2, 6),))
+        uploads = FAULTS.build("scale", share=0.2, factor=2.0).in_uploads(6)
+        setup = setup._replace(combine_uploads=SUMS[what], uploads=uploads)
     recipe = methods.recipe(name, setup, **cases.of(name).settings)
     return personalized(recipe, what) if what in WRAPPERS else recipe
 

@@ -17,7 +17,6 @@ from fedjax_ssl.keys import named_key
 from fedjax_ssl.methods.protofssl import ProtoFSSL, episodes, query_loss
 from fedjax_ssl.objectives import class_prototypes
 from tests import toy
-from tests.methods import cases
 
 KEY = jax.random.key(3)
 RATE = 0.05
@@ -413,17 +412,3 @@ def test_the_loss_of_a_fresh_resnet8_is_the_logarithm_of_the_number_of_classes()
     assert float(query_loss(z[10:], labels[10:], centers, present, ProtoFSSL())) == pytest.approx(
         np.log(10), abs=0.01
     )
-
-
-@pytest.mark.thorough
-def test_the_mean_of_clients_prototypes_is_that_of_what_they_would_have_shared() -> None:
-    data = toy.federation()
-    banks = []
-    for helpers in ("clients", "mean"):
-        settings = {**cases.of(TERM).settings, "helpers": helpers}
-        method = methods.build(TERM, cases.setup(TERM, data), **settings)
-        banks.append(toy.train(method, KEY, data, 1)[0].terms[TERM].bank.sets)
-    each, mean = (jax.tree.map(lambda x: np.asarray(x[0]), sets) for sets in banks)
-    assert mean.present.tolist() == [each.present.any(0).tolist()]
-    expected = (each.centers * each.present[:, :, None]).sum(0) / each.present.sum(0)[:, None]
-    np.testing.assert_allclose(mean.centers[0], expected, rtol=1e-5, atol=1e-6)

@@ -76,24 +76,22 @@ def returned(optimizer, state, anchor, *clients):
     """The server's step after clients returned these parameters; None: the client trained
     nothing.
     """
-    reports = []
+    trained = []
     for client in clients:
         params = anchor if client is None else jnp.asarray(client, jnp.float32)
         weight = jnp.asarray(0.0 if client is None else 1.0)
-        reports.append(
-            optimizer.report(
-                toy.local(
-                    {"model": anchor},
-                    {"model": params},
-                    {"model": weight},
-                    jnp.ones((), int),
-                    weight,
-                    (),
-                    (),
-                )
-            ).summed
+        trained.append(
+            toy.local(
+                {"model": anchor},
+                {"model": params},
+                {"model": weight},
+                jnp.ones((), int),
+                weight,
+                (),
+                (),
+            )
         )
-    summed = jax.tree.map(lambda *x: sum(x[1:], x[0]), *reports)
+    summed, _ = toy.added_up(optimizer, *trained)
     params, state = optimizer.apply(state, {"model": anchor}, summed, toy.context(len(clients)))
     return params["model"], state
 

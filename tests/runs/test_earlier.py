@@ -10,11 +10,10 @@ import pytest
 import fedjax_ssl as fs
 from fedjax_ssl import config as configs
 from fedjax_ssl.config import ConfigError
-from fedjax_ssl.runs.account import account_of, privacy_of
 from fedjax_ssl.runs.build import round_key
 from fedjax_ssl.runs.compile import static_part
 from fedjax_ssl.runs.earlier import Earlier, earlier_of
-from fedjax_ssl.runs.privacy import Privacy
+from fedjax_ssl.runs.privacy import account_of, privacy_of
 
 PRIVATE = {"privacy.name": "gaussian", "privacy.accountant": "rdp", "privacy.delta": 0.01}
 SPENT = {"epsilon": 2.5, "delta": 0.01, "rounds": 4}
@@ -82,7 +81,7 @@ def test_what_no_epsilon_counts_is_said(folder, privacy, summary, says) -> None:
     pytest.importorskip("dp_accounting")
     config = config_of(folder("first", privacy, summary), noise=1.0)
     account = account_of(config, 11, 10, (5, 5))
-    lines = Privacy(account, privacy_of(config), 5).lines({})
+    lines = privacy_of(config).in_run(account, 5).lines({})
     (line,) = [one for one in lines if one.startswith("outside this epsilon: config.start_from, ")]
     assert says in line
     if privacy == "gaussian":

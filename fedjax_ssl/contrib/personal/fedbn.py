@@ -27,7 +27,6 @@ from fedjax_ssl.federated import (
     Params,
     PyTree,
     Recipe,
-    Report,
     RoundContext,
     RoundResult,
     ServerState,
@@ -40,7 +39,7 @@ from fedjax_ssl.federated import (
     never,
     packing,
 )
-from fedjax_ssl.federated.uploads import EVERYTHING, UploadTransform
+from fedjax_ssl.federated.uploads import UploadTransform
 from fedjax_ssl.models import count_parameters
 
 TERM = "fedbn"
@@ -116,10 +115,16 @@ def fedbn(recipe: Recipe) -> Recipe:
     def correct(gradient: Groups, params: Groups, anchor: Groups, received: PyTree) -> Groups:
         return inner.correct(gradient, params, anchor, received[0])
 
-    def report(local: Local) -> Report:
-        return inner.report(local._replace(sent_by_optimizer=local.sent_by_optimizer[0]))
+    def of_inner(local: Local) -> Local:
+        return local._replace(sent_by_optimizer=local.sent_by_optimizer[0])
 
-    optimizer = inner._replace(send=send, start=start, correct=correct, report=report)
+    optimizer = inner._replace(
+        send=send,
+        start=start,
+        correct=correct,
+        report=lambda local: inner.report(of_inner(local)),
+        add=lambda local, reported: inner.add(of_inner(local), reported),
+    )
 
     def at_client(key: Array, upload: Upload, trained: ClientResult, state: PyTree) -> Upload:
         moved = {group: packings[group].unpack(arrays) for group, arrays in upload.update.items()}
@@ -185,7 +190,7 @@ def fedbn(recipe: Recipe) -> Recipe:
         groups=recipe.groups._replace(own_statistics=True),
         network=recipe.network if at_server else network,
         client_model=client_model,
-        uploads=(UploadTransform(TERM, at_client=at_client, covers=EVERYTHING), *recipe.uploads),
+        uploads=(UploadTransform(TERM, at_client=at_client), *recipe.uploads),
     )
 
 

@@ -16,15 +16,15 @@ from jaxtyping import Array, Float
 
 from fedjax_ssl.checks import In, Whole, checked
 from fedjax_ssl.federated import PyTree, mean_scale
-from fedjax_ssl.federated.uploads import Summation
+from fedjax_ssl.federated.uploads import Combine
 
 
-def median() -> Summation:
+def median() -> Combine:
     """Take the median of every coordinate; clients count alike, whatever their weights."""
-    return Summation("median", lambda updates, weights: _of_the_middle(updates, weights, None))
+    return lambda updates, weights: _of_the_middle(updates, weights, None)
 
 
-def trimmed_mean(trim: float = 0.2) -> Summation:
+def trimmed_mean(trim: float = 0.2) -> Combine:
     """Take the mean of every coordinate without the largest and smallest; clients count alike.
 
     Args:
@@ -38,15 +38,13 @@ def trimmed_mean(trim: float = 0.2) -> Summation:
             f"trim is {trim}, a share of the clients at either end; it must be at least 0 and "
             "below 0.5, or nobody is left"
         )
-    return Summation(
-        "trimmed_mean", lambda updates, weights: _of_the_middle(updates, weights, trim)
-    )
+    return lambda updates, weights: _of_the_middle(updates, weights, trim)
 
 
 @checked
 def geometric_median(
     iterations: Annotated[int, Whole(1)] = 8, smoothing: Annotated[float, In("(0, inf)")] = 1e-6
-) -> Summation:
+) -> Combine:
     """Take the point with the least weighted sum of distances to the uploads.
 
     Args:
@@ -61,11 +59,11 @@ def geometric_median(
 
         return jax.lax.fori_loop(0, iterations, nearer, _weighted(updates, weights))
 
-    return Summation("geometric_median", combine)
+    return combine
 
 
 @checked
-def norm_bound(bound: Annotated[float, In("(0, inf)")] = 1.0) -> Summation:
+def norm_bound(bound: Annotated[float, In("(0, inf)")] = 1.0) -> Combine:
     """Take the weighted mean of the uploads, each scaled to at most this norm.
 
     Args:
@@ -78,7 +76,7 @@ def norm_bound(bound: Annotated[float, In("(0, inf)")] = 1.0) -> Summation:
         shorter = jax.tree.map(lambda x: _along(scale, x) * x, updates)
         return _weighted(shorter, weights)
 
-    return Summation("norm_bound", combine)
+    return combine
 
 
 def _of_the_middle(updates: PyTree, weights: Float[Array, " p"], trim: float | None) -> PyTree:

@@ -9,14 +9,11 @@ from fedjax_ssl.lazy import attach
 
 if TYPE_CHECKING:
     from fedjax_ssl.federated.uploads.non_finite import drop_non_finite
-    from fedjax_ssl.federated.uploads.privacy import PRIVACY, Gaussian, Sampled, private_sum
-    from fedjax_ssl.federated.uploads.registry import UPLOADS, upload_transforms
-    from fedjax_ssl.federated.uploads.sums import SUMS, Summation
+    from fedjax_ssl.federated.uploads.registry import FAULTS, PRIVACY, UPLOADS, upload_transforms
+    from fedjax_ssl.federated.uploads.sums import SUMS, Combine
     from fedjax_ssl.federated.uploads.transform import (
-        EVERYTHING,
         UploadTransform,
         chain,
-        check_covers,
         identity,
     )
 

@@ -7,7 +7,6 @@ from jaxtyping import Array
 from fedjax_ssl.federated.contract import ClientResult
 from fedjax_ssl.federated.messages import Upload
 from fedjax_ssl.federated.uploads.transform import (
-    EVERYTHING,
     UploadTransform,
     is_finite,
 )
@@ -27,4 +26,4 @@ def drop_non_finite() -> UploadTransform:
         sound = is_finite(upload)
         return upload._replace(arrived=upload.arrived & sound)
 
-    return UploadTransform("drop_non_finite", at_client=at_client, covers=EVERYTHING)
+    return UploadTransform("drop_non_finite", at_client=at_client)

@@ -5,9 +5,9 @@
 """
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from fedjax_ssl.registry import Registry
+from fedjax_ssl.registry import Registry, contributed
 
 if TYPE_CHECKING:
     from fedjax_ssl.federated.setup import Facts
@@ -19,6 +19,21 @@ UPLOADS: "Registry[UploadTransform]" = Registry(
     given=("facts",),
     makes="fedjax_ssl.federated.uploads.transform:UploadTransform",
 )
+
+
+def no_privacy() -> None:
+    """Hide nothing: whoever sees the model may learn what a client gave."""
+
+
+def no_faults(share: float, factor: float) -> None:
+    """Every client is right."""
+
+
+FAULTS: "Registry[Any]" = Registry("fault", {"none": no_faults, **contributed("fault")})
+
+
+# Mechanisms of `config.privacy`, see `fedjax_ssl.runs.privacy.Mechanism`.
+PRIVACY: "Registry[Any]" = Registry("privacy", {"none": no_privacy, **contributed("privacy")})
 
 
 def upload_transforms(

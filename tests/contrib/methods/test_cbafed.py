@@ -202,7 +202,7 @@ def test_average_and_first_step(float64) -> None:
     """Check 5: who kept nothing does not count; the gradient is clipped to a norm of 5."""
     optimizer = federated.fedavg()
     anchor = jnp.asarray([0.0])
-    reports = []
+    clients = []
     for weight, value in ((100.0, 1.0), (30.0, 2.0), (0.0, 9.0), (20.0, -1.0)):
         own = toy.local(
             {"model": anchor},
@@ -210,8 +210,8 @@ def test_average_and_first_step(float64) -> None:
             {"model": jnp.asarray(weight)},
             *[()] * 4,
         )
-        reports.append(optimizer.report(own).summed)
-    summed = jax.tree.map(lambda *x: sum(x[1:], x[0]), *reports)
+        clients.append(own)
+    summed, _ = toy.added_up(optimizer, *clients)
     moved, _ = optimizer.apply((), {"model": anchor}, summed, toy.context(4))
     np.testing.assert_allclose(moved["model"], [0.9333333333])
     local = federated.local_optimizer(momentum=0.9, weight_decay=5e-4, clip_norm=5.0)

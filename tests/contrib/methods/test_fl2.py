@@ -76,15 +76,22 @@ def returned(
     optimizer: Any, state: Any, anchor: Any, clients: list[tuple[float, list[float]]]
 ) -> Any:
     """The server's step after clients returned (tau, parameters)."""
-    reports = []
+    trained = []
     for tau, params in clients:
         weight = by_uncertainty(None, {CONFIDENT: jnp.asarray(tau)})
         one = jnp.ones(())
-        own = toy.local(
-            {"model": anchor}, {"model": jnp.asarray(params)}, {"model": weight}, one, one, (), ()
+        trained.append(
+            toy.local(
+                {"model": anchor},
+                {"model": jnp.asarray(params)},
+                {"model": weight},
+                one,
+                one,
+                (),
+                (),
+            )
         )
-        reports.append(optimizer.report(own).summed)
-    summed = jax.tree.map(lambda *x: sum(x[1:], x[0]), *reports)
+    summed, _ = toy.added_up(optimizer, *trained)
     params, state = optimizer.apply(state, {"model": anchor}, summed, toy.context(len(clients)))
     return params["model"], state
 

@@ -12,6 +12,7 @@ import scipy.stats
 from jax.sharding import Mesh
 
 from fedjax_ssl import federated, methods
+from fedjax_ssl.contrib.robust.faults import scale
 from fedjax_ssl.contrib.robust.robust_sums import (
     geometric_median,
     median,
@@ -19,8 +20,6 @@ from fedjax_ssl.contrib.robust.robust_sums import (
     trimmed_mean,
 )
 from fedjax_ssl.federated import build
-from fedjax_ssl.federated.uploads.faults import false_updates
-from fedjax_ssl.federated.uploads.sums import mean
 from tests import toy
 
 KEY = jax.random.key(8)
@@ -29,9 +28,9 @@ COUNTS = np.array([1, 1, 0, 1, 1, 1, 0, 1, 1])
 REAL = UPDATES[COUNTS > 0]
 
 
-def of(summation, updates=UPDATES, weights=COUNTS):
+def of(combine, updates=UPDATES, weights=COUNTS):
     each = {"w": jnp.asarray(updates, jnp.float32)}
-    return np.asarray(summation.mean(each, jnp.asarray(weights, jnp.float32))["w"])
+    return np.asarray(combine(each, jnp.asarray(weights, jnp.float32))["w"])
 
 
 @pytest.mark.parametrize("number", [6, 7])
@@ -65,17 +64,17 @@ def test_a_bound_shortens_long_updates_alone() -> None:
     np.testing.assert_allclose(of(norm_bound(1e9)), REAL.mean(0), rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("summation", [median(), trimmed_mean(), geometric_median(), norm_bound()])
-def test_nobody_changes_nothing_and_one_client_is_the_result(summation) -> None:
+@pytest.mark.parametrize("combine", [median(), trimmed_mean(), geometric_median(), norm_bound()])
+def test_nobody_changes_nothing_and_one_client_is_the_result(combine) -> None:
     nobody = np.zeros(len(UPDATES))
-    np.testing.assert_array_equal(of(summation, weights=nobody), 0.0)
+    np.testing.assert_array_equal(of(combine, weights=nobody), 0.0)
     one = np.eye(len(UPDATES))[3]
     small = 0.01 * UPDATES
-    np.testing.assert_allclose(of(summation, small, one), small[3], rtol=1e-5)
+    np.testing.assert_allclose(of(combine, small, one), small[3], rtol=1e-5)
 
 
-def method_of(data, summation=None, **changes):
-    setup = toy.setup(data, summation=summation, **changes)
+def method_of(data, combine=None, **changes):
+    setup = toy.setup(data, combine_uploads=combine, **changes)
     return build(methods.recipe("fedavg", setup))
 
 
@@ -89,8 +88,7 @@ def test_what_trims_all_and_other_sums_are_refused() -> None:
         method_of(data, median(), federated_optimizer=federated.local())
     with pytest.raises(ValueError, match="states of optimizers"):
         method_of(data, median(), average_optimizer=True)
-    assert mean().mean is None
-    peers = methods.build("protofssl", toy.setup(data, summation=median()))
+    peers = methods.build("protofssl", toy.setup(data, combine_uploads=median()))
     assert peers.recipe.check is not None
     assert any("not for what the term" in line for line in peers.recipe.check(data))
 
@@ -98,21 +96,21 @@ def test_what_trims_all_and_other_sums_are_refused() -> None:
 @pytest.mark.thorough
 def test_a_false_update_moves_the_mean_and_not_the_median() -> None:
     data = toy.federation(sizes=(9,) * 5, labelled=(9,) * 5)
-    uploads = (false_updates(-1000.0, 0.2, 5),)
+    uploads = scale(0.2, -1000.0).in_uploads(5)
     plain, _ = toy.train(method_of(data), KEY, data, 1)
     honest = np.asarray(jax.tree.leaves(plain.params)[0])
     far = {}
-    for name, summation in (("mean", None), ("median", median())):
-        end, _ = toy.train(method_of(data, summation, uploads=uploads), KEY, data, 1)
+    for name, combine in (("mean", None), ("median", median())):
+        end, _ = toy.train(method_of(data, combine, uploads=uploads), KEY, data, 1)
         far[name] = np.abs(np.asarray(jax.tree.leaves(end.params)[0]) - honest).max()
     assert far["median"] < 1.0 < far["mean"]
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("summation", [median(), trimmed_mean(), geometric_median(), norm_bound()])
-def test_bits_do_not_depend_on_placement_or_devices(summation) -> None:
+@pytest.mark.parametrize("combine", [median(), trimmed_mean(), geometric_median(), norm_bound()])
+def test_bits_do_not_depend_on_placement_or_devices(combine) -> None:
     data = toy.federation()
-    method = method_of(data, summation, uploads=(false_updates(-3.0, 0.4, data.num_clients),))
+    method = method_of(data, combine, uploads=scale(0.4, -3.0).in_uploads(data.num_clients))
     place = partial(toy.executed, method)
     mesh = Mesh(np.array(jax.devices()[:2]), ("clients",))
     ends = [

@@ -10,15 +10,10 @@ import logging
 import math
 from typing import Any, NamedTuple
 
-import ml_collections
 from scipy.optimize import brentq
 
-from fedjax_ssl import config as configs
-from fedjax_ssl.config import ConfigError, naming
-from fedjax_ssl.errors import counted, how_to_install
-from fedjax_ssl.federated.private_steps import DPSGD, mechanisms
-from fedjax_ssl.federated.uploads import PRIVACY, Gaussian, Sampled
-from fedjax_ssl.runs.earlier import Earlier, earlier_of
+from fedjax_ssl.errors import ConfigError, counted, how_to_install
+from fedjax_ssl.runs import Earlier
 
 # Steps of the privacy loss: dp-accounting's own, and coarser ones for a search, whose noise is a
 # little larger for them.
@@ -36,12 +31,24 @@ _LEAST_NOISE = 0.1
 _LEAST_NOISE_GIVEN = 1e-3  # of which one round has an epsilon of half a million
 
 
+class Sampled(NamedTuple):
+    """How cohorts are drawn: each client with one probability, into a fixed number of slots."""
+
+    clients: int  # of the federation, N
+    expected: int  # clients of a round on average, n: the fixed denominator
+    slots: int  # at most so many take part
+
+    @property
+    def probability(self) -> float:
+        """Probability n/N that a client is drawn."""
+        return self.expected / self.clients
+
+
 class Account(NamedTuple):
     """A mechanism and its costs.
 
     Example:
-        >>> from fedjax_ssl.federated.uploads import Sampled
-        >>> from fedjax_ssl.runs.account import Account
+        >>> from fedjax_ssl.contrib.privacy._account import Account, Sampled
         >>> account = Account(Sampled(clients=100, expected=10, slots=100), 1e-3, "rdp", noise=1.0)
         >>> account.cost(800)  # doctest: +SKIP
         19.15
@@ -49,7 +56,7 @@ class Account(NamedTuple):
 
     cohorts: Sampled
     delta: float
-    accountant: str  # of `ACCOUNTANTS`
+    accountant: str  # pld or rdp
     noise: float  # deviation of the noise in units of the clip norm
     steps: tuple[tuple[Sampled, int], ...] = ()
     # ^ with private steps: how clients draw batches, and their steps a round; the costs are those
@@ -80,90 +87,58 @@ class Account(NamedTuple):
         return enough
 
 
-def privacy_of(config: Any) -> Gaussian | DPSGD | None:
-    """Return the privacy settings of a resolved config, or of a dictionary like one, in which
-    numbers may be traced; None: there is none.
-    """
-    section = config["privacy"]
-    with naming("privacy"):
-        return PRIVACY.build(section["name"], **configs.options(section))
-
-
-def account_of(
-    config: ml_collections.ConfigDict, clients: int, expected: int, labelled: tuple[int, int]
-) -> Account | None:
-    """Return the account of a run; None: it has no privacy.
+def opened(
+    account: Account,
+    settings: Any,
+    number: int,
+    unit: str,
+    rounds: int,
+) -> Account:
+    """Return an account with the delta and the noise of a run.
 
     Args:
-        config: resolved.
-        clients: of the federation that train.
-        expected: of a round on average.
-        labelled: examples with a label of the client with the fewest, if any, and of that with the
-            most.
+        account: without them; with what was spent before.
+        settings: of the mechanism, with `noise`, `epsilon` and `delta`.
+        number: of these units, of which one more or less is to be hidden.
+        unit: "client", or "example".
+        rounds: of the run.
 
     Raises:
-        ConfigError: the bound would say nothing, no noise reaches the budget, or dp-accounting is
-            not installed.
+        ValueError: the bound would say nothing, or no noise reaches the budget.
+        ConfigError: dp-accounting is not installed.
     """
-    settings = privacy_of(config)
-    if settings is None:
-        return None
-    with naming("privacy"):
-        if isinstance(settings, DPSGD):
-            local = config.optimizer
-            steps = mechanisms(local.batch_size, local.local_epochs, local.local_steps, labelled)
-            account = Account(
-                Sampled(clients, expected, expected), math.nan, "pld", math.nan, steps
-            )
-            number = labelled[1]
-            what = "example"
-        else:
-            cohorts = settings.sampled(clients, expected)
-            account = Account(cohorts, math.nan, settings.accountant, math.nan)
-            number = clients
-            what = "client"
-        delta = number**-1.1 if settings.delta is None else settings.delta
-        if delta >= 1 / number:
-            raise ValueError(
-                f"delta is {delta:g} for {counted(number, what)}: with 1/{number} and more, all "
-                f"data of one might be published; give less, such as delta="
-                f"{min(0.1 / number, number**-1.1):.2g}"
-            )
-        noise = settings.noise
-        if noise is None and settings.epsilon is None:
-            raise ValueError("neither noise nor epsilon is given; give one of them, or both")
-        if noise == 0:
-            raise ValueError(
-                "noise is 0, whose epsilon is infinite; give more, epsilon in its place, or leave "
-                "name=none"
-            )
-        if noise is not None and noise < _LEAST_NOISE_GIVEN:
-            raise ValueError(
-                f"noise is {float(noise):g}, whose epsilon is beyond counting; give at least "
-                f"{_LEAST_NOISE_GIVEN:g}, epsilon in its place, or leave name=none"
-            )
-        earlier = earlier_of(config)
-        account = account._replace(delta=delta, noise=float(noise or math.nan), earlier=earlier)
-        left = None if settings.epsilon is None else settings.epsilon - earlier.epsilon
-        if left is not None and left <= 0:
-            raise ValueError(
-                f"epsilon is {settings.epsilon:g}, and config.start_from has spent "
-                f"{earlier.epsilon:.4g} already; give a larger epsilon"
-            )
-        if noise is None:
-            assert left is not None
-            account = account._replace(noise=solved(account, left, config.rounds))
-        if isinstance(settings, DPSGD):
-            return account
-        limit = 2 * settings.deviation_of_count(expected)
-        if settings.quantile is not None and account.noise >= limit:
-            raise ValueError(
-                f"quantile is given, and noise {account.noise:.4g} is not below {limit:.4g}, twice "
-                f"count_noise: the count of {expected} clients would be too noisy to be paid for; "
-                f"give count_noise above {account.noise / 2:.4g}, a larger federated.cohort_size, "
-                "or a clip norm that stays (quantile=None)"
-            )
-        return account
+    delta = number**-1.1 if settings.delta is None else settings.delta
+    if delta >= 1 / number:
+        raise ValueError(
+            f"delta is {delta:g} for {counted(number, unit)}: with 1/{number} and more, all "
+            f"data of one might be published; give less, such as delta="
+            f"{min(0.1 / number, number**-1.1):.2g}"
+        )
+    noise = settings.noise
+    if noise is None and settings.epsilon is None:
+        raise ValueError("neither noise nor epsilon is given; give one of them, or both")
+    if noise == 0:
+        raise ValueError(
+            "noise is 0, whose epsilon is infinite; give more, epsilon in its place, or leave "
+            "name=none"
+        )
+    if noise is not None and noise < _LEAST_NOISE_GIVEN:
+        raise ValueError(
+            f"noise is {float(noise):g}, whose epsilon is beyond counting; give at least "
+            f"{_LEAST_NOISE_GIVEN:g}, epsilon in its place, or leave name=none"
+        )
+    earlier = account.earlier
+    account = account._replace(delta=delta, noise=float(noise or math.nan))
+    left = None if settings.epsilon is None else settings.epsilon - earlier.epsilon
+    if left is not None and left <= 0:
+        raise ValueError(
+            f"epsilon is {settings.epsilon:g}, and config.start_from has spent "
+            f"{earlier.epsilon:.4g} already; give a larger epsilon"
+        )
+    if noise is None:
+        assert left is not None
+        account = account._replace(noise=solved(account, left, rounds))
+    return account
 
 
 @functools.lru_cache(maxsize=256)

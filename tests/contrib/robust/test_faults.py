@@ -4,7 +4,7 @@ import chex
 import jax
 import numpy as np
 
-from fedjax_ssl.federated.uploads.faults import faulty_clients, in_words, with_flipped_labels
+from fedjax_ssl.contrib.robust.faults import faulty_clients, flip_labels
 from tests import toy
 
 KEY = jax.random.key(8)
@@ -14,7 +14,7 @@ def test_faulty_clients_are_those_of_the_run_and_their_labels_are_flipped() -> N
     data = toy.federation()
     wrong = np.asarray(faulty_clients(KEY, 6, 0.5))
     assert wrong.sum() == 3
-    flipped = with_flipped_labels(data, KEY, 0.5)
+    flipped = flip_labels(0.5, 1.0).in_federation(data, KEY)
     before, after = np.asarray(data.observed), np.asarray(flipped.observed)
     for client in range(6):
         rows = np.asarray(data.index)[client, : toy.LABELLED[client]]
@@ -23,6 +23,6 @@ def test_faulty_clients_are_those_of_the_run_and_their_labels_are_flipped() -> N
     assert ((after == -1) == (before == -1)).all()
     chex.assert_trees_all_equal(data.labels, flipped.labels)
     names = [f"writer {number}" for number in range(6)]
-    said = in_words("flip_labels", 10.0, KEY, 0.5, names)
+    said = flip_labels(0.5, 1.0).in_words(KEY, names)
     first = names[int(np.argmax(wrong))]
     assert said.startswith("faults: 3 of 6 clients see class K - 1 - y") and first in said

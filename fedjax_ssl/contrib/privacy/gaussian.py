@@ -1,5 +1,5 @@
 """Client-level differential privacy: what one client changes in a round's sum is bounded, and the
-sum gets noise. What that costs is counted in `fedjax_ssl.runs.account`.
+sum gets noise.
 
 References:
     McMahan, Ramage, Talwar and Zhang, Learning differentially private recurrent language models,
@@ -10,47 +10,37 @@ References:
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
-from jaxtyping import Array, Float, Key
+from jaxtyping import Array, Float, Int, Key
 
 from fedjax_ssl.checks import In, Whole, checked
+from fedjax_ssl.contrib.privacy._account import Account, Sampled, opened
+from fedjax_ssl.contrib.privacy._leaks import beside, refuse_alone, refuse_more
+from fedjax_ssl.contrib.privacy._run import PrivateRun
 from fedjax_ssl.errors import ConfigError
-from fedjax_ssl.federated.contract import ClientResult, RoundContext
-from fedjax_ssl.federated.messages import Sums, Upload
-from fedjax_ssl.federated.optimizers import Grouped
-from fedjax_ssl.federated.uploads.transform import UploadTransform, uncovered
-from fedjax_ssl.keys import named_key
-from fedjax_ssl.registry import Registry
+from fedjax_ssl.federated import (
+    ClientResult,
+    Cohort,
+    CohortSampler,
+    Params,
+    PyTree,
+    Recipe,
+    RoundContext,
+    Total,
+    Upload,
+    what_leaves,
+)
+from fedjax_ssl.federated.uploads import UploadTransform
+from fedjax_ssl.runs import Earlier
 
-if TYPE_CHECKING:
-    from fedjax_ssl.federated.private_steps import DPSGD
-    from fedjax_ssl.federated.recipe import Recipe
-    from fedjax_ssl.federated.setup import Setup
-
-PyTree = Any
-ACCOUNTANTS = ("pld", "rdp")
-_COVERS = frozenset(("update", "means", "weight"))
-_WITHIN = "within_clip"
+_COVERED = ("update", "weight")
+_WITHIN = "within_clip"  # of `Upload.averages`
 # Deviations of the number of drawn clients for which there are slots beyond its mean.
 _DEVIATIONS = 5
-
-
-class Sampled(NamedTuple):
-    """How cohorts are drawn: each client with one probability, into a fixed number of slots."""
-
-    clients: int  # of the federation, N
-    expected: int  # clients of a round on average, n: the fixed denominator
-    slots: int  # at most so many take part
-
-    @property
-    def probability(self) -> float:
-        """Probability n/N that a client is drawn."""
-        return self.expected / self.clients
 
 
 @checked
@@ -72,9 +62,6 @@ class Gaussian:
         slots: most clients of a round, of which as many as federated.cohort_size are drawn on
             average; by default so many that more are almost never drawn.
         accountant: pld (tight) or rdp (fast; every client has to have a slot).
-        means_clip: largest norm of all that a client's terms send for a mean (ProtoFSSL's
-            prototypes with method.helpers=mean), where a method does so.
-        means_share: their share of the account; the rest is the updates'.
     """
 
     noise: Annotated[float | Array | None, In("[0, inf)")] = None
@@ -86,8 +73,6 @@ class Gaussian:
     count_noise: Annotated[float | None, In("(0, inf)")] = None
     slots: Annotated[int | None, Whole(1)] = None
     accountant: Literal["pld", "rdp"] = "pld"
-    means_clip: Annotated[float | Array, In("(0, inf)")] = 1.0
-    means_share: Annotated[float | Array, In("(0, 1)")] = 0.5
 
     def sampled(self, clients: int, expected: int) -> Sampled:
         """Return how cohorts of a federation are drawn.
@@ -121,19 +106,85 @@ class Gaussian:
         """Return the deviation of the noise on the count of short updates, sigma_b."""
         return expected / 20 if self.count_noise is None else self.count_noise
 
+    def slots_of(self, clients: int, expected: int) -> int:
+        """Return the most clients of a round, see `Mechanism`."""
+        return self.sampled(clients, expected).slots
 
-def no_privacy() -> None:
-    """Hide nothing: whoever sees the model may learn what a client gave."""
+    def account(
+        self, sizes: tuple[int, int], labelled: tuple[int, int], config: Any, earlier: Earlier
+    ) -> Account:
+        """Return what a run costs, see `Mechanism`."""
+        clients, expected = sizes
+        cohorts = self.sampled(clients, expected)
+        account = Account(cohorts, math.nan, self.accountant, math.nan, earlier=earlier)
+        account = opened(account, self, clients, "client", config.rounds)
+        limit = 2 * self.deviation_of_count(expected)
+        if self.quantile is not None and account.noise >= limit:
+            raise ValueError(
+                f"quantile is given, and noise {account.noise:.4g} is not below {limit:.4g}, twice "
+                f"count_noise: the count of {expected} clients would be too noisy to be paid for; "
+                f"give count_noise above {account.noise / 2:.4g}, a larger federated.cohort_size, "
+                "or a clip norm that stays (quantile=None)"
+            )
+        return account
+
+    def private(self, recipe: Recipe, noise: float | Array, cohorts: Sampled) -> Recipe:
+        """Return a method of which no more becomes known than noisy sums of updates, see
+        `Mechanism`.
+
+        Example:
+            >>> from fedjax_ssl.contrib.privacy.gaussian import Gaussian, Sampled
+            >>> from fedjax_ssl.testing import toy
+            >>> data = toy.federation()
+            >>> recipe = fs.methods.recipe("fedavg", toy.setup(data))
+            >>> everybody = Sampled(data.num_clients, data.num_clients, data.num_clients)
+            >>> recipe = Gaussian(clip=0.5).private(recipe, 1.0, everybody)
+            >>> _, rows = fs.train(recipe, data, rounds=2, key=jax.random.key(0))
+            >>> len(rows)
+            2
+        """
+        refuse_leaks(recipe)
+        setup = recipe.setup
+        setup = setup._replace(
+            draw_cohort=poisson(cohorts.probability),
+            uploads=(*setup.uploads, private_sum(self, noise, cohorts.expected)),
+        )
+        return recipe._replace(setup=setup)
+
+    def in_run(self, account: Account, rounds: int, outside: tuple[str, ...] = ()) -> PrivateRun:
+        """Return its account in a run, see `Mechanism`."""
+        return PrivateRun(account, self, rounds, outside)
 
 
-PRIVACY: "Registry[Gaussian | DPSGD | None]" = Registry(
-    "privacy",
-    {
-        "none": no_privacy,
-        "gaussian": Gaussian,
-        "dp_sgd": "fedjax_ssl.federated.private_steps:DPSGD",
-    },
-)
+def gaussian(settings: Gaussian) -> Gaussian:
+    """Hide a client: the sum of clipped updates gets Gaussian noise at the server."""
+    return settings
+
+
+def poisson(probability: float) -> CohortSampler:
+    """Every client takes part with one probability, whatever the others do and whatever it has:
+    what accounts of privacy assume. Of more clients than slots, a random subset takes part.
+
+    Args:
+        probability: of a client in a round, in (0, 1].
+    """
+
+    def draw(
+        key: Key[Array, ""],
+        num_labelled: Int[Array, " C"],
+        num_examples: Int[Array, " C"],
+        size: int,
+        labelled_quota: str,
+    ) -> Cohort:
+        clients = num_examples.shape[0]
+        drawn = jax.random.uniform(key, (clients,), jnp.float32)
+        # Those that are drawn have uniform numbers below the probability: the lowest of them are
+        # a random subset.
+        highest, ids = jax.lax.top_k(jnp.where(drawn < probability, 1.0 - drawn, -1.0), size)
+        ids = jnp.sort(jnp.where(highest >= 0, ids, clients)).astype(jnp.int32)
+        return Cohort(ids, ids < clients)
+
+    return draw
 
 
 class Clip(NamedTuple):
@@ -150,25 +201,12 @@ def private_sum(settings: Gaussian, noise: float | Array, expected: int) -> Uplo
     an empty cohort adds noise, too. Noise follows from the key of the run.
 
     An adaptive norm costs nothing more: with sigma_b on the count of updates shorter than S, the
-    sum gets (z^-2 - (2 sigma_b)^-2)^(-1/2), and both together cost what one sum with z costs. In
-    the same way a method whose terms send means has two sums: with their share s, that of the
-    updates gets z (1-s)^(-1/2) and theirs z s^(-1/2), each in units of its own clip norm.
+    sum gets (z^-2 - (2 sigma_b)^-2)^(-1/2), and both together cost what one sum with z costs.
 
     Args:
         settings: of the mechanism.
         noise: z; may be traced.
         expected: n.
-
-    Example:
-        >>> from fedjax_ssl.federated.uploads import Gaussian, private_sum
-        >>> from fedjax_ssl.testing import toy
-        >>> data = toy.federation()
-        >>> private = private_sum(Gaussian(clip=0.5), noise=1.0, expected=data.num_clients)
-        >>> setup = toy.setup(data)._replace(uploads=(private,))
-        >>> recipe = fs.methods.recipe("fedavg", setup)
-        >>> _, rows = fs.train(recipe, data, rounds=2, key=jax.random.key(0))
-        >>> len(rows)
-        2
     """
     adaptive = settings.quantile is not None
     of_count = settings.deviation_of_count(expected)
@@ -179,32 +217,29 @@ def private_sum(settings: Gaussian, noise: float | Array, expected: int) -> Uplo
     def at_client(
         key: Key[Array, ""], upload: Upload, trained: ClientResult, state: Clip
     ) -> Upload:
+        refuse_more(upload, _COVERED)
         update, norm = clipped(upload.update, state.norm)
-        if jax.tree.leaves(upload.averages):
-            means, _ = clipped(upload.averages, settings.means_clip)
-            upload = upload._replace(averages=means)
-        tallies = {_WITHIN: jnp.where(norm <= state.norm, 0.5, -0.5)} if adaptive else {}
-        return upload._replace(update=update, weight=jnp.ones_like(upload.weight), tallies=tallies)
+        upload = upload._replace(update=update, weight=jnp.ones_like(upload.weight))
+        if not adaptive:
+            return upload
+        within = jnp.where(norm <= state.norm, 0.5, -0.5)
+        return upload._replace(averages={**upload.averages, _WITHIN: within})
 
     def at_server(
-        key: Key[Array, ""], summed: Sums, context: RoundContext, state: Clip
-    ) -> tuple[Sums, Clip]:
+        key: Key[Array, ""], total: Total, context: RoundContext, state: Clip
+    ) -> tuple[Total, Clip]:
         of_update, key_of_count = jax.random.split(key)
-        of_change = of_sum
-        if jax.tree.leaves(summed.averages):
-            of_change, of_means = noise_of_two(of_sum, settings.means_share)
-            key_of_means = named_key(key, "means")
-            means = with_noise(key_of_means, summed.averages, of_means * settings.means_clip)
-            summed = summed._replace(averages=means)
-        change = with_noise(of_update, summed.update.change, of_change * state.norm)
-        weight = jnp.full_like(summed.weight, expected)
-        weights = dict.fromkeys(summed.update.weight, weight)
-        after = summed._replace(
-            update=summed.update._replace(change=change, weight=weights), weight=weight
+        weight = jnp.full_like(total.weight, expected)
+        after = total._replace(
+            update=with_noise(of_update, total.update, of_sum * state.norm),
+            weights=dict.fromkeys(total.weights, weight),
+            weight=weight,
         )
         if not adaptive:
             return after, state
-        count = summed.tallies[_WITHIN] + of_count * jax.random.normal(key_of_count)
+        count = total.averages[_WITHIN] + of_count * jax.random.normal(key_of_count)
+        # Nobody but this function sees the count without noise.
+        after = after._replace(averages={**total.averages, _WITHIN: count})
         return after, Clip(moved(state.norm, 0.5 + count / expected, settings))
 
     return UploadTransform(
@@ -212,13 +247,10 @@ def private_sum(settings: Gaussian, noise: float | Array, expected: int) -> Uplo
         init=lambda params: Clip(jnp.asarray(settings.clip, jnp.result_type(float))),
         at_client=at_client,
         at_server=at_server,
-        covers=_COVERS,
-        tallies=(_WITHIN,) if adaptive else (),
-        check=refuse_leaks,
     )
 
 
-def clipped(update: Grouped, largest: float | Float[Array, ""]) -> tuple[Grouped, Float[Array, ""]]:
+def clipped(update: Params, largest: float | Float[Array, ""]) -> tuple[Params, Float[Array, ""]]:
     """Shorten an update to a norm over all of it: (update, its norm before).
 
     One whose norm is not finite becomes 0.
@@ -250,17 +282,6 @@ def noise_beside_a_count(noise: float | Array, of_count: float) -> Any:
     return (noise**-2.0 - (2.0 * of_count) ** -2.0) ** -0.5
 
 
-def noise_of_two(noise: Any, share: float | Array) -> tuple[Any, Any]:
-    """Return the noise of two sums, the second with this share, that cost together what z costs.
-
-    Example:
-        >>> of_update, of_means = noise_of_two(2.0, 0.2)
-        >>> round((of_update**-2 + of_means**-2) ** -0.5, 6)
-        2.0
-    """
-    return noise * (1 - share) ** -0.5, noise * share**-0.5
-
-
 def moved(norm: Float[Array, ""], share: Float[Array, ""], settings: Gaussian) -> Float[Array, ""]:
     """Return the next clip norm: longer where fewer updates are shorter than wanted.
 
@@ -273,30 +294,12 @@ def moved(norm: Float[Array, ""], share: Float[Array, ""], settings: Gaussian) -
     return norm * jnp.exp(-settings.clip_rate * (share - settings.quantile))
 
 
-def refuse_alone(setup: "Setup", begin: str) -> None:
-    """Raise ValueError where there is nothing to protect, as clients send nothing.
-
-    Args:
-        setup: of the run.
-        begin: of the sentence, what protects what.
-    """
-    if setup.federated_optimizer.alone:
-        raise ConfigError(
-            f"{begin}with config.federated.name='local' nothing leaves a client; leave one of them "
-            "out"
-        )
-
-
-def refuse_leaks(recipe: "Recipe", leaves: Mapping[str, Sequence[str]]) -> None:
-    """Raise ValueError for a method of which more becomes known than the noisy sum of updates.
-
-    Args:
-        recipe: of the method.
-        leaves: what leaves its clients, as `check_covers` takes it.
-    """
+def refuse_leaks(recipe: Recipe) -> None:
+    """Raise ConfigError for a method of which more becomes known than the noisy sum of updates."""
     setup = recipe.setup
+    leaves = what_leaves(recipe)
     begin = "config.privacy.name='gaussian' protects the sum of the clients' updates, but "
-    refuse_alone(setup, begin)
+    refuse_alone(recipe, begin)
     if not any(stage.clients for stage in recipe.stages):
         raise ConfigError(
             f"{begin}no client of this method trains, so that nothing leaves it; leave one of them "
@@ -320,11 +323,8 @@ def refuse_leaks(recipe: "Recipe", leaves: Mapping[str, Sequence[str]]) -> None:
             f"{begin}clients of this method have weights in the average that follow from their "
             "data; use a method without weights of its own, and config.federated.weighting=uniform"
         )
-    more = [name for names in uncovered(leaves, _COVERS).values() for name in names]
-    if more:
+    if more := beside(recipe, _COVERED):
         instead = "another method or federated optimizer"
-        if leaves["terms"] and recipe.in_sum:
-            instead = f"{recipe.in_sum}, or {instead}"
         if leaves["statistics"]:
             instead = "a network without batch norm (config.model.norm=gn or none), " + instead
         raise ConfigError(
@@ -332,7 +332,7 @@ def refuse_leaks(recipe: "Recipe", leaves: Mapping[str, Sequence[str]]) -> None:
             f"hides a client there; use {instead}"
         )
     for one in (*recipe.uploads, *setup.uploads):
-        if one.at_server is not None and one.check is not refuse_leaks:
+        if one.at_server is not None:
             raise ConfigError(
                 f"{begin}upload transform {one.name!r} sees the sum before it has noise; leave it "
                 "out"

@@ -8,15 +8,16 @@ import numpy as np
 import pytest
 
 from fedjax_ssl import federated, methods
-from fedjax_ssl.federated import Now, build
-from fedjax_ssl.federated.client_states import all_clients
-from fedjax_ssl.federated.contract import LocalStep, Losses, Step, Stream
-from fedjax_ssl.federated.private_steps import (
+from fedjax_ssl.contrib.privacy.dp_sgd import (
     DPSGD,
+    Sampled,
     mechanisms,
     poisson_batches,
     with_noisy_gradients,
 )
+from fedjax_ssl.federated import Now, build
+from fedjax_ssl.federated.client_states import all_clients
+from fedjax_ssl.federated.contract import LocalStep, Losses, Step, Stream
 from fedjax_ssl.methods.around.slow_clients import slow_clients
 from fedjax_ssl.models import Outputs
 from fedjax_ssl.objectives.cross_entropy import batch_mean
@@ -32,8 +33,8 @@ def data():
     return toy.federation()
 
 
-def setup_of(data, noise: float = 1.0, **changes: Any):
-    return DPSGD(clip=0.5).in_steps(cases.setup("fedavg", data)._replace(**changes), noise)
+def private(recipe: federated.Recipe, noise: float = 1.0) -> federated.Recipe:
+    return DPSGD(clip=0.5).private(recipe, noise, Sampled(6, 6, 6))
 
 
 def test_every_example_is_drawn_with_one_probability(data) -> None:
@@ -100,15 +101,15 @@ def test_noise_of_a_step_has_its_deviation() -> None:
     ],
 )
 def test_what_private_steps_do_not_cover_is_refused(name, changes, says, data) -> None:
-    setup = setup_of(data, rounds=4, **changes)
+    setup = cases.setup("fedavg", data)._replace(rounds=4, **changes)
     made = methods.recipe(name, setup, **cases.of(name).settings)
     with pytest.raises(ValueError, match=f"config.privacy.name='dp_sgd'.*{says}"):
-        build(made)
+        private(made)
 
 
 def test_a_wrapper_with_batches_of_its_own_is_refused(data) -> None:
     with pytest.raises(ValueError, match=r"without config\.around"):
-        build(slow_clients(methods.recipe("fedavg", setup_of(data))))
+        private(slow_clients(methods.recipe("fedavg", cases.setup("fedavg", data))))
 
 
 def test_clients_of_which_one_pays_most() -> None:
@@ -123,7 +124,8 @@ def test_clients_of_which_one_pays_most() -> None:
 @pytest.mark.thorough
 def test_private_steps_keep_the_promises() -> None:
     def made(data, **changes) -> federated.Method:
-        return methods.build("fedavg", setup_of(data, 0.1, **changes))
+        setup = cases.setup("fedavg", data)._replace(**changes)
+        return build(private(methods.recipe("fedavg", setup), 0.1))
 
     trial = promises.trial_of(made, promises.Special())
     for promise in (

@@ -14,17 +14,16 @@ import pytest
 from jax.interpreters.partial_eval import dce_jaxpr
 
 from fedjax_ssl import methods, models
+from fedjax_ssl.contrib.privacy import gaussian
 from fedjax_ssl.federated import Method, build
-from fedjax_ssl.federated.uploads import privacy
 from fedjax_ssl.methods.around import AROUND, PERSONALIZATIONS, personalized, wrapped
 from tests import toy
 from tests.methods import cases
 
 KEY = jax.random.key(2)
-PRIVATE = privacy.Gaussian(clip=1.0)
+PRIVATE = gaussian.Gaussian(clip=1.0)
 # Settings without which a method would be refused, and others by which a client keeps something.
 VARIANTS: dict[str, dict[str, Any]] = {
-    "protofssl": {**cases.of("protofssl").settings, "helpers": "mean"},
     "fedrep": {"labels": "class"},
     "compose": {"parts": ("supervised", "moon", "fixmatch"), "fixmatch.threshold": 0.5},
 }
@@ -49,7 +48,6 @@ def method_of(what: str, noise: Any) -> tuple[Method, Any]:
     settings = VARIANTS[name] if other else cases.of(name).settings
     kind = "labels" if other else cases.build(name, like).recipe.needs.kinds[0]
     data = toy.weak_federation(kind)
-    transform = privacy.private_sum(PRIVATE, noise, expected=data.num_clients)
     options = {"hidden": (8,), **cases.of(name).model}
     if more == "fedbn":
         options |= {"hidden": (32,), "norm": "gn"}
@@ -61,7 +59,8 @@ def method_of(what: str, noise: Any) -> tuple[Method, Any]:
         recipe = personalized(recipe, more)
     elif more:
         recipe = wrapped(recipe, (more,))
-    return build(recipe._replace(setup=recipe.setup._replace(uploads=(transform,)))), data
+    cohorts = gaussian.Sampled(*[data.num_clients] * 3)
+    return build(PRIVATE.private(recipe, noise, cohorts)), data
 
 
 def refusal(what: str) -> str:
@@ -91,7 +90,7 @@ def test_what_predicts_shows_clients_through_the_noisy_sum_alone(what: str, monk
         assert refused.startswith("config.privacy.name='gaussian' protects the sum")
         return
     monkeypatch.setattr(
-        privacy, "with_noise", lambda key, total, deviation: jax.tree.map(jnp.zeros_like, total)
+        gaussian, "with_noise", lambda key, total, deviation: jax.tree.map(jnp.zeros_like, total)
     )
     method, data = method_of(what, 1.0)
 

@@ -7,7 +7,7 @@ shortens the gradient of each to the norm C, and moves by
 
 where B is the batch size, however many were drawn. All that comes of these steps (the client's
 model, its update, the global model) hides a single example, from the server too; what a client has
-beside them is refused. What it costs is counted in `fedjax_ssl.runs.account`.
+beside them is refused.
 
 References:
     Abadi, Chu, Goodfellow, McMahan, Mironov, Talwar and Zhang, Deep learning with differential
@@ -16,8 +16,8 @@ References:
 
 import dataclasses
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Annotated
+from collections.abc import Iterator
+from typing import Annotated, Any
 
 import jax
 import jax.numpy as jnp
@@ -25,32 +25,39 @@ import optax
 from jaxtyping import Array, Float, Int, Key
 
 from fedjax_ssl.checks import In, checked
+from fedjax_ssl.contrib.privacy._account import Account, Sampled, opened
+from fedjax_ssl.contrib.privacy._leaks import beside, refuse_alone, refuse_more
+from fedjax_ssl.contrib.privacy._run import PrivateRun
 from fedjax_ssl.errors import ConfigError
-from fedjax_ssl.federated.client import plain_gradient
-from fedjax_ssl.federated.contract import (
+from fedjax_ssl.federated import (
     Client,
+    ClientResult,
     LocalStep,
     Losses,
     Now,
     Packed,
+    PyTree,
+    Recipe,
     Sampler,
     Schedule,
     Stage,
     TakeStep,
+    Upload,
+    labelled_epochs,
+    plain_gradient,
+    what_leaves,
 )
-from fedjax_ssl.federated.recipe import Recipe
-from fedjax_ssl.federated.sampler import labelled_epochs
-from fedjax_ssl.federated.setup import Setup
-from fedjax_ssl.federated.uploads.privacy import Sampled, refuse_alone
-from fedjax_ssl.federated.uploads.transform import UploadTransform, uncovered
+from fedjax_ssl.federated.uploads import UploadTransform
 from fedjax_ssl.keys import named_key
-from fedjax_ssl.objectives.cross_entropy import batch_mean
+from fedjax_ssl.objectives import batch_mean
+from fedjax_ssl.runs import Earlier
 
 # Deviations of the number of drawn examples for which there are slots beyond its mean.
 _DEVIATIONS = 5
 _STREAM = "labelled"
-# What is made of the private steps alone.
-_COVERS = frozenset(("update", "optimizer", "weight", "report"))
+# What is made of the private steps alone: as `what_leaves` names it, and in an upload.
+_COVERED = ("update", "optimizer", "weight", "report")
+_OF_UPLOAD = ("update", "optimizer", "weight", "reported")
 
 
 @checked
@@ -71,36 +78,56 @@ class DPSGD:
     delta: Annotated[float, In("(0, 1)")] = 1e-5
     clip: Annotated[float | Array, In("(0, inf)")] = 1.0
 
-    def in_steps(self, setup: Setup, noise: float | Array) -> Setup:
-        """Return the setup of a run whose clients take private steps.
+    def slots_of(self, clients: int, expected: int) -> int:
+        """Return the most clients of a round, see `Mechanism`."""
+        return expected
 
-        Args:
-            setup: without them.
-            noise: z; may be traced.
+    def account(
+        self, sizes: tuple[int, int], labelled: tuple[int, int], config: Any, earlier: Earlier
+    ) -> Account:
+        """Return what a run costs, see `Mechanism`."""
+        clients, expected = sizes
+        local = config.optimizer
+        steps = mechanisms(local.batch_size, local.local_epochs, local.local_steps, labelled)
+        cohorts = Sampled(clients, expected, expected)
+        account = Account(cohorts, math.nan, "pld", math.nan, steps, earlier)
+        return opened(account, self, labelled[1], "example", config.rounds)
 
-        Example:
-            >>> from fedjax_ssl.federated.private_steps import DPSGD
-            >>> from fedjax_ssl.testing import toy
-            >>> data = toy.federation()
-            >>> setup = DPSGD(clip=0.5).in_steps(toy.setup(data), noise=1.0)
-            >>> recipe = fs.methods.recipe("fedavg", setup)
-            >>> _, rows = fs.train(recipe, data, rounds=2, key=jax.random.key(0))
-            >>> len(rows)
-            2
-        """
+    def private(self, recipe: Recipe, noise: float | Array, cohorts: Sampled) -> Recipe:
+        """Return a method whose clients take private steps, see `Mechanism`."""
+        _refuse(recipe)
+        setup = recipe.setup
 
         def noisy(step: TakeStep) -> TakeStep:
             return with_noisy_gradients(step, self.clip, noise, setup.batch_size)
 
-        def private(stage: Stage) -> Stage:
+        def in_private_steps(stage: Stage) -> Stage:
             clients = stage.clients
             sampler = poisson_batches(setup.batch_size, setup.local_epochs, setup.max_labelled)
             return stage._replace(
                 clients=clients and clients._replace(sampler=sampler, wrap_step=noisy)
             )
 
-        guard = UploadTransform("dp_sgd", covers=_COVERS, check=_refuse)
-        return setup._replace(uploads=(*setup.uploads, guard), private_steps=private)
+        def at_client(
+            key: Key[Array, ""], upload: Upload, trained: ClientResult, state: PyTree
+        ) -> Upload:
+            refuse_more(upload, _OF_UPLOAD)
+            return upload
+
+        guard = UploadTransform("dp_sgd", at_client=at_client)
+        return recipe._replace(
+            setup=setup._replace(uploads=(*setup.uploads, guard)),
+            stages=tuple(map(in_private_steps, recipe.stages)),
+        )
+
+    def in_run(self, account: Account, rounds: int, outside: tuple[str, ...] = ()) -> PrivateRun:
+        """Return its account in a run, see `Mechanism`."""
+        return PrivateRun(account, self, rounds, outside)
+
+
+def dp_sgd(settings: DPSGD) -> DPSGD:
+    """Hide an example, from the server too: clients take noisy steps of clipped gradients."""
+    return settings
 
 
 def mechanisms(
@@ -222,12 +249,13 @@ def with_noisy_gradients(
     return lambda at: step(at._replace(gradient=noisy))
 
 
-def _refuse(recipe: Recipe, leaves: Mapping[str, Sequence[str]]) -> None:
-    """Raise ValueError where a client sends what its private steps did not make, or learns by other
+def _refuse(recipe: Recipe) -> None:
+    """Raise ConfigError where a client sends more than its private steps made, or learns by other
     steps.
     """
     begin = "config.privacy.name='dp_sgd' protects what the steps of clients make of examples, but "
     setup = recipe.setup
+    refuse_alone(recipe, begin)
     usual = labelled_epochs(setup.batch_size, setup.local_epochs, setup.max_labelled)
     for stage in recipe.stages:
         clients = stage.clients
@@ -239,14 +267,12 @@ def _refuse(recipe: Recipe, leaves: Mapping[str, Sequence[str]]) -> None:
                 "labelled examples one by one; use config.method.name=fedavg, without "
                 "config.around and config.personalize"
             )
-    refuse_alone(setup, begin)
-    if leaves["weight"]:
+    if what_leaves(recipe)["weight"]:
         raise ConfigError(
             f"{begin}clients have weights in the average that follow from their data; use "
             "config.federated.weighting=uniform"
         )
-    more = [name for names in uncovered(leaves, _COVERS).values() for name in names]
-    if more:
+    if more := beside(recipe, _COVERED):
         raise ConfigError(
             f"{begin}also {', '.join(more)} would leave the clients; use another method, or a "
             "network without batch norm (config.model.norm=gn or none)"
