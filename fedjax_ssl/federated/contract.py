@@ -83,8 +83,7 @@ class Kept(NamedTuple):
 
     params: dict[str, PyTree]
     # ^ params of the private parameter groups, in few arrays (`fedjax_ssl.federated.packing`)
-    optimizer: dict[str, PyTree]
-    # ^ state of the local optimizer by parameter group, if the run keeps it
+    optimizer: dict[str, PyTree]  # state of the local optimizer by group, if the run keeps it
     terms: dict[str, PyTree]  # what terms remember, by term name
     federated: PyTree  # what the federated optimizer keeps at clients: SCAFFOLD's control variates
     model_state: PyTree = ()  # batch statistics, in one vector, where clients keep their own
@@ -193,8 +192,7 @@ class Stream(NamedTuple):
     mask: Bool[Array, " b"]  # False on padding
     observed: Int[Array, " b"]  # observed class label, -1 = nothing
     inputs: Array  # [b, ...] raw
-    weak: Int[Array, " b"] | None = None
-    # ^ observed weak label, -1 = nothing; None where no client has any
+    weak: Int[Array, " b"] | None = None  # observed weak label, -1 = nothing; None: there are none
     key: Key[Array, ""] | None = None  # key of this client in this round, the same in every step
 
     @property
@@ -226,8 +224,7 @@ class View(NamedTuple):
     stream: str  # the stream that has the rows; its mask says which are real
     build: Callable[[Key[Array, ""], Streams], Array]
     # ^ -> float inputs [b, ...], of one stream or of several
-    mask: Callable[[Streams], Bool[Array, " b"]] | None = None
-    # ^ -> real rows; None: those of the stream
+    mask: Callable[[Streams], Bool[Array, " b"]] | None = None  # -> real rows; None: the stream's
 
     def real(self, streams: Streams) -> Bool[Array, " b"]:
         """Return which rows are real."""
@@ -313,8 +310,7 @@ class Traffic(NamedTuple):
 
     down: Count  # to clients
     up: Count  # from clients
-    model_down: bool = True
-    # ^ the model goes to every client beside it; False: this is sent in its place
+    model_down: bool = True  # the model goes to every client too; False: this in its place
     model_up: bool = True  # likewise for what comes back
 
 
@@ -466,8 +462,7 @@ class AtClient(NamedTuple):
 class ForLog(NamedTuple):
     """Metrics of a term for the log; nothing of it reaches training."""
 
-    measure: Callable[[ClientResult], PyTree] = lambda trained: ()
-    # ^ at a client -> for `diagnose` alone
+    measure: Callable[[ClientResult], PyTree] = lambda trained: ()  # -> for `diagnose` alone
     diagnose: Callable[[RoundResult, Array, PyTree], Metrics] = lambda outcome, truth, measured: {}
     # ^ (outcome, true labels [p, n], measured with leading axis p) -> metrics
     traffic: Callable[[RoundResult], Traffic] | None = None
@@ -496,8 +491,7 @@ class Term(NamedTuple):
     """
 
     name: str  # its metrics, states and uploads have it; different in a stage
-    views: tuple[View, ...]
-    # ^ forward passes whose outputs the loss needs; terms share a view by its name
+    views: tuple[View, ...]  # forward passes that the loss needs; terms share one by its name
     loss: Callable[[Step], Any]  # -> scalar, which is differentiated, or (scalar, local state)
     weight: float | Array = 1.0  # factor of the loss
     group: str = "model"  # the parameter group whose gradient this loss moves
