@@ -38,7 +38,7 @@ NEIGHBORS = 10
 BYTES_AT_ONCE = 2**30  # of distances
 CONTRACT = HERE.parents[1] / "tests" / "test_contract.py"
 DIGESTED = ("fixmatch", "per_client_lp")
-# As docs/reliability.md says for the same bits on a GPU; several processes share its memory.
+# As docs/running.md says for the same bits on a GPU; several processes share its memory.
 SAME_BITS = {
     "XLA_FLAGS": "--xla_gpu_deterministic_ops=true --xla_gpu_autotune_level=0",
     "XLA_PYTHON_CLIENT_PREALLOCATE": "false",

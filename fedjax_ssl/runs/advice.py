@@ -337,7 +337,7 @@ def faster_in_bf16(
         return []
     return [
         f"model {config.model.name} takes {operations / 1e6:,.0f} million operations an example: "
-        "--precision=bf16 may be faster on this GPU, and rounds more (docs/running.md)"
+        "--precision=bf16 may be faster on this GPU, and rounds more (docs/settings.md)"
     ]
 
 
