@@ -1,6 +1,6 @@
 """Any method on features of an encoder: a head on top of a network that is not trained.
 
-    fedjax-ssl features cifar10 --encoder efficientnet_lite0 --weights lite0.pth --output cifar10_lite0
+    fedjax-ssl features cifar10 --encoder timm:tf_efficientnet_lite0 --output cifar10_lite0
     fedjax-ssl run features --data.path=cifar10_lite0               # FedAvg on what has labels
     fedjax-ssl run features:fixmatch,per_client --data.path=cifar10_lite0
     fedjax-ssl sweep features --set data.path=cifar10_lite0 --set method.name=fedavg,xclp,fixmatch --seeds 5

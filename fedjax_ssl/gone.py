@@ -156,6 +156,17 @@ GONE = {
     "tracking.uri": Gone("MLflow is no viewer any more; write a callback that logs there", (None,)),
     "supervision.protocol=drawn": Gone("write dealt, which has the same expected shares"),
     "supervision.protocol=clean": Gone("write equal, which uses every example"),
+    **{
+        f"model.name={name}": Gone(
+            f"write a network of your own, or features of --encoder timm:{theirs}"
+        )
+        for name, theirs in {
+            "resnet50": "resnet50",
+            "efficientnet_lite0": "tf_efficientnet_lite0",
+            "vit_s16": "vit_small_patch16_224",
+            "vit_b16": "vit_base_patch16_224",
+        }.items()
+    },
     "model.lora_rank": Gone(_LORA, (4,)),
     "model.lora_layers": Gone(_LORA, ("*",)),
     "model.lora_scale": Gone(_LORA, (1.0,)),

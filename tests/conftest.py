@@ -73,10 +73,7 @@ def pytest_collection_finish() -> None:
 
 # Tests that may be skipped in CI, and why. Any other skip there fails the run.
 MAY_SKIP = {
-    **dict.fromkeys(
-        ("tests/encoding/test_encoders.py", "tests/models/test_vit.py"),
-        "PyTorch and its libraries are not among the development tools",
-    ),
+    "tests/encoding/test_encoders.py": "PyTorch is not among the development tools",
     "tests/report/test_in_a_browser.py": "no browser is installed where CI runs",
     "tests/data/sources/test_folder.py": "some file systems refuse names that are not text",
 }

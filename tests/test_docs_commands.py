@@ -45,7 +45,7 @@ NOT_RUN = {
     r"tfds:|hf:": "need a download and their libraries: tests/data/sources/test_libraries.py",
     r"^run (cifar10|mnist)": "needs a download",
     r"model\.weights": "needs weights of torchvision: tests/models/test_pretrained.py",
-    r"lite0": "needs weights of a package: tests/models/test_efficientnet.py",
+    r"lite0|timm:": "needs PyTorch and weights of timm: tests/encoding/test_encoders.py",
     r"runs/other|data\.path=writing": "needs Omniglot, and minutes",
     r"^bench": "minutes to hours, on a machine of its own: tests/benchmarks/test_bench.py",
     r"^reproduce .*--run(?!.*--scale smoke)": "hours, and a download",
@@ -71,7 +71,6 @@ OWN = {
     "my_uploads": "def clip(",
     "my_nets": "class Linen",
     "my_metrics": "def weighted_f1",
-    "lite0_parts": "def until_block6",
 }
 
 

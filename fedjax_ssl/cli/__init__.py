@@ -58,7 +58,7 @@ COMMANDS = {
     "features": Command(
         "fedjax_ssl.encoding.command:main",
         "encode a dataset once, so that methods train heads in seconds",
-        "features cifar10 --encoder efficientnet_lite0 --weights lite0.pth --output features",
+        "features cifar10 --encoder timm:resnet18 --output features",
     ),
     "data": Command(
         "fedjax_ssl.cli.data:main",

@@ -19,14 +19,13 @@ from fedjax_ssl.encoding import write
 from fedjax_ssl.encoding.encoders import Moments, encoder
 from fedjax_ssl.errors import naming
 from fedjax_ssl.folder.progress import Console
-from fedjax_ssl.models.published import PUBLISHED
 from fedjax_ssl.runs.build import augmentation_of, load_experiment
 
-HELP = f"""Encodes every example of a config's dataset once, and weak and strong views of it, into
+HELP = """Encodes every example of a config's dataset once, and weak and strong views of it, into
 a folder: fedjax-ssl run features:METHOD --data.path=FOLDER then trains heads on them. The same
 command again goes on where the last one stopped.
 
-  --encoder NAME    {", ".join(PUBLISHED)}: with --weights FILE;
+  --encoder NAME    timm:NAME, a network of timm with its weights, or those of --weights FILE;
                     my:net, a function (inputs as stored, [n, ...]) -> [n, d], or a torch module;
                     a run folder, whose network is taken up to its last layer
   --FIELD=VALUE     a setting of the config, for example --data.path=scans or
@@ -66,7 +65,7 @@ def _parser() -> argparse.ArgumentParser:
     add("config", help="name of a config, or a file: its dataset and augmentation are taken")
     add("--encoder", required=True, metavar="NAME", help="see above")
     add("--output", required=True, type=Path, metavar="FOLDER", help="where features are written")
-    add("--weights", type=Path, metavar="FILE", help=".npz, .safetensors or .pth with the weights")
+    add("--weights", type=Path, metavar="FILE", help=".safetensors or .pth with the weights")
     add("--views", type=int, default=4, metavar="N", help="weak views, and strong ones; 4")
     side = "side that images are brought to; that of the network's training by default"
     add("--side", type=int, metavar="PIXELS", help=side)

@@ -1,6 +1,4 @@
-"""Encoders by name: a published network with its weights, the network of a run, or a function of a
-user's own.
-"""
+"""Encoders by name: a network of timm, the network of a run, or a function of a user's own."""
 
 import importlib
 from collections.abc import Callable, Mapping, Sequence
@@ -12,17 +10,17 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Shaped
 
-from fedjax_ssl import models, own_code
+from fedjax_ssl import own_code
 from fedjax_ssl.data import Dataset
+from fedjax_ssl.data.fingerprint import of_arrays
 from fedjax_ssl.data.reading.features import rows_of
 from fedjax_ssl.data.reading.own import SHOWN
-from fedjax_ssl.errors import UserError, did_you_mean
-from fedjax_ssl.models.published import PUBLISHED, Published, digest
+from fedjax_ssl.errors import UserError, how_to_install
 from fedjax_ssl.trained.model import load_run
 
 _LOOKED_AT = 1000  # images whose values are looked at
 _BYTE = 255
-CLASSES = 1000  # of the classifiers that published weights have; it is not looked at
+TIMM = "timm:"  # in front of the name of one of its networks
 
 
 class Encoder(NamedTuple):
@@ -58,11 +56,11 @@ def encoder(
     """Find an encoder.
 
     Args:
-        name: of a network of `PUBLISHED`, "module:name", or the folder of a run.
+        name: "timm:NAME", "module:name", or the folder of a run.
         dataset: what is encoded.
-        weights: file of a published network.
-        side: side that images are brought to for a published network; None: that of its training.
-        given: mean and deviation that the weights of a published network were trained with.
+        weights: file with those of a network of timm; None: those that timm downloads.
+        side: side that images are brought to for a network of timm; None: that of its training.
+        given: mean and deviation that the weights of a network of timm were trained with.
 
     Returns:
         The encoder.
@@ -70,81 +68,82 @@ def encoder(
     Raises:
         ValueError: an unknown name, or arguments that do not fit it.
     """
-    own = ":" in name
-    if name in PUBLISHED:
-        return _published(name, dataset, weights, side, given)
+    if name.startswith(TIMM):
+        return _timm(name, dataset, weights, side, given)
     options: dict[str, Any] = {"--weights": weights, "--side": side}
     options |= {"--data.mean": given.mean, "--data.std": given.std}
     if idle := [option for option, value in options.items() if value is not None]:
         raise UserError(
-            f"{idle[0]} is for networks of the package ({', '.join(PUBLISHED)}), --encoder is "
-            f"{name!r}; leave it out"
+            f"{idle[0]} is for networks of timm (timm:NAME), --encoder is {name!r}; leave it out"
         )
-    if own:
+    if ":" in name:
         return _own(name, dataset)
     if not Path(name).is_dir():
         raise UserError(
-            f"--encoder {name!r} is no network, no folder of a run and no module:name."
-            f"{did_you_mean(name, PUBLISHED)} Networks: {', '.join(PUBLISHED)}"
+            f"--encoder {name!r} is no folder of a run; write timm:NAME for a network of timm, or "
+            "module:name for a function of your own"
         )
     return _of_run(Path(name), dataset)
 
 
-def _published(
+def _timm(
     name: str, dataset: Dataset, weights: Path | None, side: int | None, given: Moments
 ) -> Encoder:
-    """Take a published network up to its last layer."""
-    if weights is None:
-        raise UserError(f"--encoder {name} needs --weights FILE: .npz, .safetensors, or .pth")
+    """Take a network of timm up to its last layer."""
     shape = dataset.input_shape
     if len(shape) != 3 or shape[-1] not in (1, 3):
         raise UserError(
             f"--encoder {name} takes images of 1 or 3 channels; inputs of {dataset.name!r} have "
             f"shape {list(shape)}"
         )
-    facts = PUBLISHED[name]
-    length = side or facts.side
-    mean, std = _moments(facts, given)
     _check_range(dataset)
-    options = {"num_classes": CLASSES, "input_shape": (length, length, 3), **facts.options}
-    model = models.build(name, **options, weights=str(weights))
-    params, state = model.init(jax.random.key(0))
+    try:
+        timm: Any = importlib.import_module("timm")
+    except ImportError as error:
+        raise UserError(
+            f"--encoder {name} needs the package timm: {how_to_install('features')}"
+        ) from error
+    try:
+        net = timm.create_model(name.removeprefix(TIMM), pretrained=weights is None)
+        if weights is not None:
+            timm.models.load_checkpoint(net, str(weights))
+    except Exception as error:  # of its own kinds: unknown names, no network, other weights
+        raise UserError(f"--encoder {name}: {error}") from error
+    net.reset_classifier(0)
+    facts = timm.data.resolve_model_data_config(net)
+    length = side or facts["input_size"][-1]
+    mean = _three("mean", given.mean or facts["mean"])
+    std = _three("std", given.std or facts["std"])
+    module = _torch(net, 1.0)
 
-    # The parameters are arguments: as constants they would be compiled into the program.
     @jax.jit
-    def encode(params: Any, state: Any, images: Shaped[Array, "n h w c"]) -> Float[Array, "n d"]:
-        inputs = _as_inputs(images, mean, std, length, dataset.input_max)
-        return model.apply(params, state, inputs, train=False)[0].features
+    def as_inputs(images: Shaped[Array, "n h w c"]) -> Float[Array, "n side side 3"]:
+        values = images.astype(jnp.float32) / dataset.input_max
+        colour = jnp.broadcast_to(values, (*values.shape[:-1], 3))
+        sized = jax.image.resize(colour, (len(images), length, length, 3), "linear")
+        return (sized - jnp.asarray(mean)) / jnp.asarray(std)
 
-    known: dict[str, Any] = {"name": name, "weights": digest(weights), "side": length}
-    if (mean, std) != (facts.mean, facts.std):
-        known |= {"mean": mean, "std": std}
-    whose = "as given"
-    if "mean" not in known:
-        whose = "of its training; for other weights give --data.mean and --data.std"
+    arrays = (np.atleast_1d(values.numpy()) for values in net.state_dict().values())
+    known = {"name": name, "weights": of_arrays(arrays), "side": length, "mean": mean, "std": std}
     takes = (
         f"images are brought to {length} x {length}, divided by {dataset.input_max:g} and "
-        f"standardized by mean {_listed(mean)} and deviation {_listed(std)} ({whose})"
+        f"standardized by mean {_listed(mean)} and deviation {_listed(std)}"
     )
-    return Encoder(known, lambda images: encode(params, state, images), takes)
+    return Encoder(known, lambda images: module(np.asarray(as_inputs(images))), takes)
 
 
-def _moments(facts: Published, given: Moments) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Return mean and deviation of the three channels of a published network.
+def _three(name: str, values: Sequence[float]) -> tuple[float, ...]:
+    """Return a number for each of the three channels, of one or three.
 
     Raises:
-        UserError: another number of values than one or three, or a deviation that is not positive.
+        UserError: another number of values, or a deviation that is not positive.
     """
-    found = []
-    for name, own, values in zip(Moments._fields, (facts.mean, facts.std), given, strict=True):
-        values = own if values is None else values
-        if len(values) not in (1, 3) or (name == "std" and min(values) <= 0):
-            raise UserError(
-                f"--data.{name} is {list(values)}; a published network takes one number or three, "
-                "a deviation above 0"
-            )
-        found.append(tuple(map(float, values)) * (3 // len(values)))
-    return found[0], found[1]
+    if len(values) not in (1, 3) or (name == "std" and min(values) <= 0):
+        raise UserError(
+            f"--data.{name} is {list(values)}; a network of timm takes one number or three, a "
+            "deviation above 0"
+        )
+    return tuple(map(float, values)) * (3 // len(values))
 
 
 def _check_range(dataset: Dataset) -> None:
@@ -171,20 +170,6 @@ def _check_range(dataset: Dataset) -> None:
 
 def _listed(values: tuple[float, ...]) -> str:
     return ", ".join(f"{value:.4g}" for value in values)
-
-
-def _as_inputs(
-    images: Shaped[Array, "n h w c"],
-    mean: tuple[float, ...],
-    std: tuple[float, ...],
-    side: int,
-    input_max: float,
-) -> Float[Array, "n side side 3"]:
-    """Bring images to the size, the channels and the standardization of a published network."""
-    values = images.astype(jnp.float32) / input_max
-    colour = jnp.broadcast_to(values, (*values.shape[:-1], 3))
-    sized = jax.image.resize(colour, (len(images), side, side, 3), "linear")
-    return (sized - jnp.asarray(mean)) / jnp.asarray(std)
 
 
 def _of_run(folder: Path, dataset: Dataset) -> Encoder:

@@ -3,8 +3,7 @@ squeeze-and-excitation.
 """
 
 import math
-from collections.abc import Callable
-from typing import Annotated, ClassVar, NamedTuple
+from typing import Annotated, NamedTuple
 
 import flax.linen as nn
 import jax
@@ -24,7 +23,7 @@ from fedjax_ssl.models.layers import (
     keep_mask,
 )
 from fedjax_ssl.models.model import Outputs
-from fedjax_ssl.models.normalization import EPSILON, Mask, Norm
+from fedjax_ssl.models.normalization import Mask, Norm
 from fedjax_ssl.models.residual import ConvNorm
 
 
@@ -38,17 +37,6 @@ class StageShape(NamedTuple):
     blocks: int
 
 
-class Family(NamedTuple):
-    """Tells the networks of one shape apart."""
-
-    activation: Callable[[jax.Array], jax.Array]
-    excitation: bool  # whether channels are reweighted
-    epsilon: float  # of batch norm
-    same: bool  # strided convolutions pad as TensorFlow's "SAME" does, not alike on both sides
-
-
-B = Family(nn.silu, excitation=True, epsilon=EPSILON, same=False)
-LITE = Family(nn.relu6, excitation=False, epsilon=1e-3, same=True)
 STEM_FILTERS = 32
 LAST_FILTERS = 1280
 STAGES = (
@@ -68,7 +56,6 @@ class DepthwiseNorm(nn.Module):
     size: int
     stride: int
     lowering: str
-    family: Family = B
 
     @nn.compact
     def __call__(
@@ -76,12 +63,11 @@ class DepthwiseNorm(nn.Module):
     ) -> Float[Array, "n h2 w2 c"]:
         shape = (self.size, self.size, 1, inputs.shape[-1])
         kernel, _ = Kernel(shape, kaiming_fan_out, use_bias=False, weight_norm=False, name="conv")()
-        padding: int | str = "SAME" if self.family.same else self.size // 2
         x = depthwise_conv2d(
-            inputs, kernel, stride=self.stride, padding=padding, lowering=self.lowering
+            inputs, kernel, stride=self.stride, padding=self.size // 2, lowering=self.lowering
         )
         count_operations(self, 2 * self.size**2 * math.prod(x.shape[1:]))
-        return Norm("bn", epsilon=self.family.epsilon, name="norm")(x, train, mask)
+        return Norm("bn", name="norm")(x, train, mask)
 
 
 class StochasticDepth(nn.Module):
@@ -110,27 +96,22 @@ class InvertedResidual(nn.Module):
     stride: int  # step of the depthwise convolution
     drop_rate: float  # rate of stochastic depth
     lowering: str  # see `conv2d`
-    family: Family = B
 
     @nn.compact
     def __call__(
         self, inputs: Float[Array, "n h w c"], train: bool, mask: Mask
     ) -> Float[Array, "n h2 w2 f"]:
         channels = inputs.shape[-1]
-        family = self.family
 
         def point(filters: int, name: str) -> ConvNorm:
-            return ConvNorm(filters, 1, 1, "bn", self.lowering, family.epsilon, name=name)
+            return ConvNorm(filters, 1, 1, "bn", self.lowering, name=name)
 
         x = inputs
         if self.stage.expansion > 1:
-            x = family.activation(point(channels * self.stage.expansion, "expand")(x, train, mask))
-        depthwise = DepthwiseNorm(
-            self.stage.size, self.stride, self.lowering, family, name="depthwise"
-        )
-        x = family.activation(depthwise(x, train, mask))
-        if family.excitation:
-            x = x * self._channel_weights(x, max(channels // 4, 1))
+            x = nn.silu(point(channels * self.stage.expansion, "expand")(x, train, mask))
+        depthwise = DepthwiseNorm(self.stage.size, self.stride, self.lowering, name="depthwise")
+        x = nn.silu(depthwise(x, train, mask))
+        x = x * self._channel_weights(x, max(channels // 4, 1))
         x = point(self.stage.filters, "project")(x, train, mask)
         if self.stride > 1 or channels != self.stage.filters:
             return x
@@ -173,7 +154,6 @@ class EfficientNetB0(ConvNetwork):
     dropout_rate: Rate = 0.2
     stochastic_depth: Rate = 0.2
     crop: Annotated[int | None, Whole(1)] = None
-    family: ClassVar[Family] = B
 
     @property
     def needs_key(self) -> bool:
@@ -188,18 +168,8 @@ class EfficientNetB0(ConvNetwork):
                     f"crop is {self.crop}; images are {inputs.shape[1]} x {inputs.shape[2]}"
                 )
             inputs = inputs[:, top : top + self.crop, left : left + self.crop]
-        family = self.family
-        stem = ConvNorm(
-            self.width(STEM_FILTERS),
-            3,
-            2,
-            "bn",
-            self.lowering,
-            family.epsilon,
-            "SAME" if family.same else None,
-            name="stem",
-        )
-        x = family.activation(stem(inputs, train, mask))
+        stem = ConvNorm(self.width(STEM_FILTERS), 3, 2, "bn", self.lowering, name="stem")
+        x = nn.silu(stem(inputs, train, mask))
         total = sum(stage.blocks for stage in STAGES)
         done = 0
         for i, stage in enumerate(STAGES, 1):
@@ -207,28 +177,11 @@ class EfficientNetB0(ConvNetwork):
             for block in range(1, stage.blocks + 1):
                 stride = stage.stride if block == 1 else 1
                 drop_rate = self.stochastic_depth * done / total
-                x = InvertedResidual(
-                    stage, stride, drop_rate, self.lowering, family, name=f"block{i}_{block}"
-                )(x, train, mask)
+                name = f"block{i}_{block}"
+                block_of = InvertedResidual(stage, stride, drop_rate, self.lowering, name=name)
+                x = block_of(x, train, mask)
                 done += 1
-        last = ConvNorm(
-            self.width(LAST_FILTERS), 1, 1, "bn", self.lowering, family.epsilon, name="last"
-        )
-        x = family.activation(last(x, train, mask))
+        last = ConvNorm(self.width(LAST_FILTERS), 1, 1, "bn", self.lowering, name="last")
+        x = nn.silu(last(x, train, mask))
         x = Dropout(self.dropout_rate, name="dropout")(jnp.mean(x, (1, 2)), train)
         return self.scores(x)
-
-
-class EfficientNetLite0(EfficientNetB0):
-    """EfficientNet-Lite0: the blocks of EfficientNet-B0 with ReLU6 and without
-    squeeze-and-excitation.
-
-    4,652,008 parameters for three input channels and 1000 classes. Strided convolutions are padded
-    as TensorFlow's "SAME", batch norm has epsilon 1e-3, as in the release, whose weights it can
-    start from in the names of `efficientnet_lite_pytorch`.
-
-    Source: Liu, Higher accuracy on vision models with EfficientNet-Lite, TensorFlow blog, 2020, and
-    github.com/tensorflow/tpu, efficientnet/lite.
-    """
-
-    family: ClassVar[Family] = LITE

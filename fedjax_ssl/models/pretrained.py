@@ -1,11 +1,11 @@
 """Starting from weights that were trained before: with torchvision or timm, or in another run."""
 
-import functools
-import itertools
+import importlib
 import zipfile
 import zlib
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -13,11 +13,10 @@ import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
 from jaxtyping import PRNGKeyArray, PyTree
 
-from fedjax_ssl.errors import counted
+from fedjax_ssl.errors import counted, how_to_install
 from fedjax_ssl.models.efficientnet import STAGES
 from fedjax_ssl.models.model import Model
-from fedjax_ssl.models.published import EXPORT, read_weights
-from fedjax_ssl.models.residual import RESNET18_BLOCKS, RESNET50_BLOCKS
+from fedjax_ssl.models.residual import RESNET18_BLOCKS
 
 # Counts of batches, which PyTorch needs only for a momentum that we do not have.
 IGNORED = ".num_batches_tracked"
@@ -26,6 +25,11 @@ Place = tuple[str, ...]
 # a layer's place in our parameters and state, or that of an array without a layer -> its name in
 # the state dict
 Layers = Mapping[Place, str]
+
+EXPORT = "np.savez(path, **{name: value.numpy() for name, value in model.state_dict().items()})"
+# of the images that torchvision's weights were trained on, where the largest stored value is 1
+IMAGENET_MEAN = (0.485, 0.456, 0.406)
+IMAGENET_STD = (0.229, 0.224, 0.225)
 
 # Our arrays of a layer -> PyTorch's.
 NAMES = {
@@ -90,31 +94,9 @@ def efficientnet_b0_layers() -> dict[Place, str]:
     }
 
 
-def efficientnet_lite0_layers() -> dict[Place, str]:
-    """List every layer of `EfficientNetLite0` with its name in the state dicts that follow the
-    TensorFlow release; the head is the last.
-    """
-    layers: dict[Place, str] = {("stem", "conv"): "_conv_stem", ("stem", "norm"): "_bn0"}
-    blocks = (
-        (stage, f"block{i}_{block}")
-        for i, stage in enumerate(STAGES, 1)
-        for block in range(1, stage.blocks + 1)
-    )
-    for number, (stage, ours) in enumerate(blocks):
-        theirs = f"_blocks.{number}"
-        for place, step in enumerate(("expand", "depthwise", "project")):
-            if step == "expand" and stage.expansion == 1:
-                continue
-            layers |= {
-                (ours, step, "conv"): f"{theirs}._{step}_conv",
-                (ours, step, "norm"): f"{theirs}._bn{place}",
-            }
-    return {**layers, ("last", "conv"): "_conv_head", ("last", "norm"): "_bn1", ("head",): "_fc"}
-
-
-def timm_efficientnet_layers(excitation: bool) -> dict[Place, str]:
-    """List every layer of `EfficientNetB0`, or of `EfficientNetLite0` without excitation, with its
-    name in timm's state dicts; the head is the last.
+def timm_efficientnet_layers() -> dict[Place, str]:
+    """List every layer of `EfficientNetB0` with its name in timm's state dicts; the head is the
+    last.
     """
     layers: dict[Place, str] = {("stem", "conv"): "conv_stem", ("stem", "norm"): "bn1"}
     for i, stage in enumerate(STAGES, 1):
@@ -129,11 +111,10 @@ def timm_efficientnet_layers(excitation: bool) -> dict[Place, str]:
                     (ours, step, "conv"): f"{theirs}.{conv}",
                     (ours, step, "norm"): f"{theirs}.bn{number}",
                 }
-            if excitation:
-                layers |= {
-                    (ours, "squeeze"): f"{theirs}.se.conv_reduce",
-                    (ours, "excite"): f"{theirs}.se.conv_expand",
-                }
+            layers |= {
+                (ours, "squeeze"): f"{theirs}.se.conv_reduce",
+                (ours, "excite"): f"{theirs}.se.conv_expand",
+            }
     return {
         **layers,
         ("last", "conv"): "conv_head",
@@ -142,104 +123,32 @@ def timm_efficientnet_layers(excitation: bool) -> dict[Place, str]:
     }
 
 
-def resnet_layers(blocks: tuple[int, ...], convolutions: int) -> dict[Place, str]:
-    """List every layer of `ResNet18` or `ResNet50` with its name in torchvision's and timm's state
-    dicts; the head is the last.
-
-    Args:
-        blocks: of each stage.
-        convolutions: of a block: 2 of a basic one, 3 of a bottleneck.
+def resnet18_layers() -> dict[Place, str]:
+    """List every layer of `ResNet18` with its name in torchvision's and timm's state dicts; the
+    head is the last.
     """
     layers: dict[Place, str] = {("stem", "conv"): "conv1", ("stem", "norm"): "bn1"}
-    for stage, count in enumerate(blocks, 1):
+    for stage, count in enumerate(RESNET18_BLOCKS, 1):
         for block in range(1, count + 1):
-            ours = f"block{stage}_{block}"
             theirs = f"layer{stage}.{block - 1}"
-            steps = {f"layer{i}": (f"conv{i}", f"bn{i}") for i in range(1, convolutions + 1)}
-            if block == 1 and (stage > 1 or convolutions > 2):
+            steps = {f"layer{i}": (f"conv{i}", f"bn{i}") for i in (1, 2)}
+            if block == 1 and stage > 1:
                 steps["shortcut"] = "downsample.0", "downsample.1"
             for step, (conv, norm) in steps.items():
                 layers |= {
-                    (ours, step, "conv"): f"{theirs}.{conv}",
-                    (ours, step, "norm"): f"{theirs}.{norm}",
+                    (f"block{stage}_{block}", step, "conv"): f"{theirs}.{conv}",
+                    (f"block{stage}_{block}", step, "norm"): f"{theirs}.{norm}",
                 }
     return {**layers, ("head",): "fc"}
 
 
-def resnet18_layers() -> dict[Place, str]:
-    """List every layer of `ResNet18` with its name in torchvision and timm."""
-    return resnet_layers(RESNET18_BLOCKS, convolutions=2)
-
-
-def resnet50_layers() -> dict[Place, str]:
-    """List every layer of `ResNet50` with its name in torchvision and timm."""
-    return resnet_layers(RESNET50_BLOCKS, convolutions=3)
-
-
-def vit_layers(depth: int = 48) -> dict[Place, str]:
-    """List every layer of `ViTS16` and `ViTB16`, of so many blocks at most, with its name in timm;
-    the head is the last.
-    """
-    layers: dict[Place, str] = {
-        ("patches",): "patch_embed.proj",
-        ("cls_token",): "cls_token",
-        ("pos_embed",): "pos_embed",
-    }
-    steps: dict[Place, str] = {
-        ("norm1",): "norm1",
-        ("attention", "qkv"): "attn.qkv",
-        ("attention", "proj"): "attn.proj",
-        ("norm2",): "norm2",
-        ("dense1",): "mlp.fc1",
-        ("dense2",): "mlp.fc2",
-    }
-    for block, (ours, theirs) in itertools.product(range(depth), steps.items()):
-        layers[(f"block{block}", *ours)] = f"blocks.{block}.{theirs}"
-    return {**layers, ("norm",): "norm", ("head",): "head"}
-
-
-# torchvision's names of a vision transformer's arrays -> timm's, by their parts in this order
-_VIT_OF_TORCHVISION = {
-    "encoder.layers.encoder_layer_": "blocks.",
-    "encoder.pos_embedding": "pos_embed",
-    "encoder.ln.": "norm.",
-    "class_token": "cls_token",
-    "conv_proj.": "patch_embed.proj.",
-    "heads.head.": "head.",
-    ".ln_": ".norm",
-    ".self_attention.in_proj_": ".attn.qkv.",
-    ".self_attention.out_proj.": ".attn.proj.",
-    ".mlp.0.": ".mlp.fc1.",
-    ".mlp.3.": ".mlp.fc2.",
-    ".mlp.linear_1.": ".mlp.fc1.",
-    ".mlp.linear_2.": ".mlp.fc2.",
-}
-
-
-def _in_names_of_timm(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Return the arrays of a vision transformer by timm's names; those of others as they are."""
-    if "class_token" not in arrays:
-        return arrays
-    renamed = {}
-    for name, values in arrays.items():
-        for theirs, ours in _VIT_OF_TORCHVISION.items():
-            name = name.replace(theirs, ours)
-        renamed[name] = values
-    return renamed
-
-
 LAYERS: Mapping[str, Callable[[], Layers]] = {
     "efficientnet_b0": efficientnet_b0_layers,
-    "efficientnet_lite0": efficientnet_lite0_layers,
     "resnet18": resnet18_layers,
-    "resnet50": resnet50_layers,
-    "vit_s16": vit_layers,
-    "vit_b16": vit_layers,
 }
 # Other names of the same layers.
 TIMM_LAYERS: Mapping[str, Callable[[], Layers]] = {
-    "efficientnet_b0": functools.partial(timm_efficientnet_layers, excitation=True),
-    "efficientnet_lite0": functools.partial(timm_efficientnet_layers, excitation=False),
+    "efficientnet_b0": timm_efficientnet_layers,
 }
 
 
@@ -276,9 +185,7 @@ def pretrained(model: Model, path: str | Path, *named: Layers) -> Model:
     """
     path = Path(path).expanduser()
     arrays = {
-        name: values
-        for name, values in _in_names_of_timm(read_weights(path)).items()
-        if not name.endswith(IGNORED)
+        name: values for name, values in read_weights(path).items() if not name.endswith(IGNORED)
     }
     shapes = _flat(jax.eval_shape(model.init, jax.random.key(0)))
     layers = max(named, key=lambda one: len(arrays.keys() & their_names(shapes, one).values()))
@@ -299,27 +206,11 @@ def pretrained(model: Model, path: str | Path, *named: Layers) -> Model:
     _refuse_others(
         path, set(wanted.values()) - set(arrays), set(arrays) - set(names.values()), hint
     )
-    if ("params", "pos_embed") in wanted:
-        _check_side(path, arrays, shapes["params", "pos_embed"].shape[1])
     loaded: dict[Place, np.ndarray] = {}
     for place, name in wanted.items():
         values = _checked(path, name, arrays, their_shape(shapes[place].shape))
         loaded[place] = values.transpose(2, 3, 1, 0) if values.ndim == 4 else values
     return _starting_from(model, loaded)
-
-
-def _check_side(path: Path, arrays: Mapping[str, np.ndarray], tokens: int) -> None:
-    """Refuse positions of other images than those that a vision transformer has so many tokens
-    for.
-    """
-    theirs = arrays["pos_embed"].shape[1:-1]
-    if len(theirs) == 1 and theirs[0] != tokens:
-        side = round((theirs[0] - 1) ** 0.5) * arrays["patch_embed.proj.weight"].shape[-1]
-        raise ValueError(
-            f"weights {path}: 'pos_embed' has {theirs[0]} positions, this network {tokens}; bring "
-            f"images to {side} x {side} pixels, for which the weights are (model.side={side}; "
-            f"--side {side} of `fedjax-ssl features`)"
-        )
 
 
 def started(model: Model, arrays: Mapping[str, np.ndarray], source: str | Path) -> Model:
@@ -404,6 +295,53 @@ def _checked(
             f"weights {source}: array {name!r} holds NaN or infinite values; give others"
         )
     return values
+
+
+def read_weights(path: Path) -> dict[str, np.ndarray]:
+    """Read the arrays of a state dict: `.npz`, `.safetensors`, or `.pth` and `.pt` by PyTorch.
+
+    Raises:
+        ValueError: the file is not there or cannot be read, or it takes a package that is not here.
+    """
+    if path.suffix not in (".safetensors", ".pth", ".pt") or not path.is_file():
+        return read_npz(path)
+    if path.suffix == ".safetensors":
+        safetensors = _imported("safetensors.numpy", path, how_to_install("export"))
+        try:
+            arrays: dict[str, np.ndarray] = safetensors.load_file(path)
+        except Exception as error:  # of its own kinds
+            raise ValueError(f"weights {path} cannot be read: {error}") from error
+        return arrays
+    torch = _imported("torch", path, f"pip install torch, or make an .npz where it is: {EXPORT}")
+    try:
+        # A file of PyTorch may run any code unless weights alone are read.
+        stored = torch.load(path, map_location="cpu", weights_only=True)
+        return {name: np.asarray(values) for name, values in stored.items()}
+    except (
+        RuntimeError,
+        ValueError,
+        AttributeError,
+        OSError,
+        EOFError,
+        zipfile.BadZipFile,
+    ) as error:
+        raise ValueError(f"weights {path} are no plain state dict of PyTorch: {error}") from error
+    except Exception as error:
+        if type(error).__name__ != "UnpicklingError":
+            raise
+        raise ValueError(
+            f"weights {path} hold more than arrays, which PyTorch does not read as weights alone; "
+            "save model.state_dict()"
+        ) from error
+
+
+def _imported(module: str, path: Path, remedy: str) -> Any:
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise ValueError(
+            f"weights {path} need the package {module.split('.')[0]}: {remedy}"
+        ) from error
 
 
 def read_npz(path: Path) -> dict[str, np.ndarray]:

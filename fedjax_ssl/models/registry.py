@@ -33,7 +33,6 @@ _NETWORKS = {
         "residual:ResNet18",
         "residual network, stem='cifar', 'imagenet' (torchvision's) or 'imagenet_unpooled'",
     ),
-    "resnet50": ("residual:ResNet50", "the same with bottleneck blocks, stem='cifar' by default"),
     "resnet8_basic": (
         "residual:ThreeStageResNet8",
         "a basic block per stage, the CIFAR network of SAGE",
@@ -69,15 +68,6 @@ _NETWORKS = {
     "efficientnet_b0": (
         "efficientnet:EfficientNetB0",
         "EfficientNet-B0; torchvision's weights with weights='FILE.npz'",
-    ),
-    "efficientnet_lite0": (
-        "efficientnet:EfficientNetLite0",
-        "EfficientNet-Lite0, without squeeze-and-excitation; published weights with weights=FILE",
-    ),
-    "vit_s16": ("vit:ViTS16", "vision transformer ViT-S/16; timm's weights with weights=FILE"),
-    "vit_b16": (
-        "vit:ViTB16",
-        "vision transformer ViT-B/16; timm's or torchvision's weights with weights=FILE",
     ),
     "logistic": ("convnets:Logistic", "logistic regression of two classes, one weight per input"),
 }

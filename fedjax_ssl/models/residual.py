@@ -1,8 +1,8 @@
-"""Residual networks: ResNet-18 and ResNet-50, the small one of three stages, and the wide one of
+"""Residual networks: ResNet-18, the small one of three stages, and the wide one of
 the semi-supervised literature.
 """
 
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Literal
 
 import flax.linen as nn
 import jax.numpy as jnp
@@ -18,13 +18,12 @@ from fedjax_ssl.models.layers import (
     torch_uniform,
 )
 from fedjax_ssl.models.model import Outputs
-from fedjax_ssl.models.normalization import EPSILON, Mask, Norm, NormName
+from fedjax_ssl.models.normalization import Mask, Norm, NormName
 from fedjax_ssl.models.pooling import max_pool
 
 Widen = Annotated[int, Whole(1, 1000)]
 # blocks of each stage
 RESNET18_BLOCKS = (2, 2, 2, 2)
-RESNET50_BLOCKS = (3, 4, 6, 3)
 
 
 def residual_conv(
@@ -34,13 +33,11 @@ def residual_conv(
     norm: str,
     lowering: str,
     name: str,
-    padding: str | None = None,
 ) -> Conv:
     """Make a convolution of a residual network, with a bias only where there are no norm layers."""
-    zeros = size // 2 if padding is None else padding
     use_bias = norm == "none"
     return Conv(
-        filters, size, stride, zeros, kaiming_fan_out, use_bias, lowering=lowering, name=name
+        filters, size, stride, size // 2, kaiming_fan_out, use_bias, lowering=lowering, name=name
     )
 
 
@@ -52,16 +49,14 @@ class ConvNorm(nn.Module):
     stride: int
     norm: str
     lowering: str
-    epsilon: float = EPSILON
-    padding: str | None = None  # in place of as many zeros on both sides
 
     @nn.compact
     def __call__(
         self, inputs: Float[Array, "n h w c"], train: bool, mask: Mask
     ) -> Float[Array, "n h2 w2 f"]:
-        how = self.norm, self.lowering, "conv", self.padding
+        how = self.norm, self.lowering, "conv"
         x = residual_conv(self.filters, self.size, self.stride, *how)(inputs)
-        return Norm(self.norm, epsilon=self.epsilon, name="norm")(x, train, mask)
+        return Norm(self.norm, name="norm")(x, train, mask)
 
 
 class Block(nn.Module):
@@ -71,11 +66,10 @@ class Block(nn.Module):
     stride: int
     norm: str
     lowering: str
-    expansion: ClassVar[int] = 1  # channels that come out, per filter
 
     def keeps_shape(self, inputs: Array) -> bool:
         """Return whether what comes out can be added to what comes in."""
-        return self.stride == 1 and inputs.shape[-1] == self.expansion * self.filters
+        return self.stride == 1 and inputs.shape[-1] == self.filters
 
 
 class BasicBlock(Block):
@@ -96,32 +90,6 @@ class BasicBlock(Block):
         x = layer(x, 3, 1, "layer2")
         if not self.keeps_shape(inputs):
             inputs = layer(inputs, 1, self.stride, "shortcut")
-        return nn.relu(x + inputs)
-
-
-class BottleneckBlock(Block):
-    """A 1x1, a 3x3 and a 1x1 convolution to four times the channels, around an identity, which a
-    1x1 convolution replaces where the shape changes; the 3x3 one has the stride.
-    """
-
-    expansion: ClassVar[int] = 4
-
-    @nn.compact
-    def __call__(
-        self, inputs: Float[Array, "n h w c"], train: bool, mask: Mask
-    ) -> Float[Array, "n h2 w2 f"]:
-        wide = self.expansion * self.filters
-
-        def layer(x: Array, filters: int, size: int, stride: int, name: str) -> Array:
-            return ConvNorm(filters, size, stride, self.norm, self.lowering, name=name)(
-                x, train, mask
-            )
-
-        x = nn.relu(layer(inputs, self.filters, 1, 1, "layer1"))
-        x = nn.relu(layer(x, self.filters, 3, self.stride, "layer2"))
-        x = layer(x, wide, 1, 1, "layer3")
-        if not self.keeps_shape(inputs):
-            inputs = layer(inputs, wide, 1, self.stride, "shortcut")
         return nn.relu(x + inputs)
 
 
@@ -149,8 +117,6 @@ class ResNet18(ConvNetwork):
     weights: str | None = None
     norm: NormName = "bn"
     dropout_rate: Rate = 0.0
-    block: ClassVar[type[Block]] = BasicBlock
-    blocks: ClassVar[tuple[int, ...]] = RESNET18_BLOCKS
 
     @nn.compact
     def __call__(self, inputs: Float[Array, "n h w c"], train: bool, mask: Mask) -> Outputs:
@@ -164,29 +130,15 @@ class ResNet18(ConvNetwork):
             x = max_pool(x, 3, stride=2, padding=1)
         x = Dropout(self.dropout_rate, name="dropout_stem")(x, train)
         for stage, (filters, count) in enumerate(
-            zip((64, 128, 256, 512), self.blocks, strict=True), 1
+            zip((64, 128, 256, 512), RESNET18_BLOCKS, strict=True), 1
         ):
             for number in range(1, count + 1):
                 stride = 2 if stage > 1 and number == 1 else 1
                 name = f"block{stage}_{number}"
-                block = self.block(self.width(filters), stride, self.norm, self.lowering, name=name)
+                block = BasicBlock(self.width(filters), stride, self.norm, self.lowering, name=name)
                 x = block(x, train, mask)
             x = Dropout(self.dropout_rate, name=f"dropout{stage}")(x, train)
         return self.scores(jnp.mean(x, (1, 2)))
-
-
-class ResNet50(ResNet18):
-    """ResNet-50: the stem, the stages and the head of ResNet-18 with 3, 4, 6 and 3 bottleneck
-    blocks.
-
-    The feature has 2048 values. 25,557,032 parameters with the ImageNet stem and 1000 classes. The
-    3x3 convolution of a block has its stride, as in torchvision and timm.
-
-    Source: He et al., Deep Residual Learning for Image Recognition, CVPR 2016.
-    """
-
-    block: ClassVar[type[Block]] = BottleneckBlock
-    blocks: ClassVar[tuple[int, ...]] = RESNET50_BLOCKS
 
 
 class ThreeStageResNet8(ConvNetwork):

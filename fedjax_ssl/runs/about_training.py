@@ -7,7 +7,7 @@ from pathlib import Path
 
 import jax
 
-from fedjax_ssl.models.published import PUBLISHED
+from fedjax_ssl.models.pretrained import IMAGENET_MEAN, IMAGENET_STD
 from fedjax_ssl.runs.build import Built
 from fedjax_ssl.runs.model_file import TrainedModelError
 from fedjax_ssl.runs.start import round_of
@@ -99,12 +99,11 @@ def _inputs_of_weights(built: Built) -> Iterator[str]:
     on.
     """
     config = built.experiment.config
-    theirs = PUBLISHED.get(config.model.name)
-    if theirs is None or not config.model.get("weights") or config.data.mean is not None:
+    if not config.model.get("weights") or config.data.mean is not None:
         return
     dataset = built.experiment.dataset
-    if (dataset.mean, dataset.std) != (theirs.mean, theirs.std):
+    if (dataset.mean, dataset.std) != (IMAGENET_MEAN, IMAGENET_STD):
         yield (
             f"the usual weights of {config.model.name} were trained on inputs standardized "
-            f"otherwise: --data.mean='{theirs.mean}' --data.std='{theirs.std}'"
+            f"otherwise: --data.mean='{IMAGENET_MEAN}' --data.std='{IMAGENET_STD}'"
         )

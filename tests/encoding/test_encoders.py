@@ -1,8 +1,11 @@
-"""Encoders: published networks against their libraries, modules and files of weights of PyTorch."""
+"""Encoders: networks of timm, modules of flax and of PyTorch."""
 
+import contextlib
 import dataclasses
 import importlib
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -10,18 +13,8 @@ import pytest
 from fedjax_ssl import data
 from fedjax_ssl.encoding.encoders import Moments, encoder
 from fedjax_ssl.errors import UserError
-from fedjax_ssl.models.published import PUBLISHED
 
 NEEDS = "PyTorch and its libraries are not among the development tools"
-# network of the package -> who has it, its name there, the name of its last layer
-THEIRS = [
-    ("resnet18", "torchvision.models", "resnet18", "fc"),
-    ("resnet50", "torchvision.models", "resnet50", "fc"),
-    ("resnet50", "timm", "resnet50", "fc"),
-    ("efficientnet_b0", "torchvision.models", "efficientnet_b0", "classifier"),
-    ("efficientnet_b0", "timm", "efficientnet_b0", "classifier"),
-    ("efficientnet_lite0", "timm", "tf_efficientnet_lite0", "classifier"),
-]
 SIDE = 64
 
 
@@ -33,17 +26,18 @@ def images(side=SIDE):
 @pytest.mark.parametrize(
     ("name", "side", "message"),
     [
-        ("efficientnet_lite", None, "no module:name. Did you mean 'efficientnet_lite0'"),
-        ("resnet18", None, "needs --weights FILE"),
-        ("runs/none", 3, "--side is for networks of the package"),
+        ("resnet18", None, "no folder of a run; write timm:NAME"),
+        ("timm:resnet18", None, r"needs the package timm: pip install .*features"),
+        ("runs/none", 3, "--side is for networks of timm"),
     ],
 )
-def test_what_is_no_encoder(name, side, message):
+def test_what_is_no_encoder(name, side, message, monkeypatch):
+    monkeypatch.setitem(sys.modules, "timm", None)
     with pytest.raises(UserError, match=message):
         encoder(name, images(), None, side)
 
 
-def test_inputs_of_published_weights_are_refused_where_they_cannot_be_right():
+def test_inputs_of_published_weights_are_refused_where_they_cannot_be_right(timm):
     """Values above the largest one would be taken for a white 255 times as bright."""
     some = images()
     floats = some.train.x.astype(np.float32)
@@ -55,14 +49,14 @@ def test_inputs_of_published_weights_are_refused_where_they_cannot_be_right():
         split = dataclasses.replace(some.train, x=values)
         dataset = dataclasses.replace(some, train=split, input_max=largest)
         with pytest.raises(UserError, match=message):
-            encoder("resnet18", dataset, Path("weights.npz"), None)
+            encoder("timm:resnet18", dataset, None, None)
     for given, message in (
         (Moments(mean=(0.5, 0.5)), r"--data.mean is \[0.5, 0.5\]"),
         (Moments(std=(0.0,)), r"--data.std is \[0.0\]; .* a deviation above 0"),
     ):
         with pytest.raises(UserError, match=message):
-            encoder("resnet18", some, Path("weights.npz"), None, given)
-    with pytest.raises(UserError, match=r"--data\.std is for networks of the package"):
+            encoder("timm:resnet18", some, None, None, given)
+    with pytest.raises(UserError, match=r"--data\.std is for networks of timm"):
         encoder("runs/none", some, None, None, Moments(std=(0.5,)))
 
 
@@ -99,67 +93,74 @@ def test_modules_of_flax_encode_as_they_predict(tmp_path, monkeypatch):
         encoder("of_jax:alone", some, None, None).encode(some.train.x)
 
 
-def random_network(library, name):
-    """Make a network of a library whose weights and batch statistics are all drawn."""
-    torch = pytest.importorskip("torch", reason=NEEDS)
-    made = pytest.importorskip(library, reason=NEEDS)
-    torch.manual_seed(0)
-    make = made.create_model if library == "timm" else lambda name: getattr(made, name)()
-    network = make(name).eval()
-    with torch.no_grad():
-        for values in network.parameters():
-            values.add_(0.02 * torch.randn_like(values))
-        for key, values in network.named_buffers():
-            if key.endswith("running_var"):
-                values.uniform_(0.5, 2)
-            elif key.endswith("running_mean"):
-                values.uniform_(-0.3, 0.3)
-    return torch, network
+class Values(np.ndarray):
+    """An array with the face of a tensor."""
+
+    def numpy(self):
+        return np.asarray(self)
 
 
-@pytest.mark.thorough
-@pytest.mark.parametrize(("name", "library", "theirs", "last"), THEIRS)
-def test_features_are_those_of_the_library(tmp_path, name, library, theirs, last):
-    torch, network = random_network(library, theirs)
-    path = tmp_path / "weights.pth"
-    torch.save(network.state_dict(), path)
-    setattr(network, last, torch.nn.Identity())
-    facts = PUBLISHED[name]
-    some = images()
-    inputs = (some.train.x / 255 - np.array(facts.mean)) / np.array(facts.std)
-    with torch.no_grad():
-        expected = network(torch.tensor(inputs, dtype=torch.float32).permute(0, 3, 1, 2)).numpy()
-    found = encoder(name, some, path, SIDE)
-    features = np.asarray(found.encode(some.train.x))
-    scale = max(1.0, float(np.abs(expected).max()))
-    np.testing.assert_allclose(features / scale, expected / scale, atol=1e-4)
+class Net:
+    """A network with the face of one of timm's: means of the channels, and a classifier."""
+
+    classes = 3
+    training = True
+
+    def state_dict(self):
+        return {"weight": np.full(2, 0.5).view(Values)}
+
+    def eval(self):
+        self.training = False
+
+    def reset_classifier(self, classes):
+        self.classes = classes
+
+    def __call__(self, x):
+        assert not self.training and not self.classes
+        return x.mean(axis=(2, 3)).view(Values)
 
 
-@pytest.mark.thorough
-def test_files_of_weights_and_modules_of_pytorch(tmp_path, monkeypatch):
-    torch, network = random_network("torchvision.models", "resnet18")
-    safetensors = pytest.importorskip("safetensors.torch", reason=NEEDS)
-    some = images(side=32)
-    state = network.state_dict()
-    torch.save(state, tmp_path / "a.pth")
-    safetensors.save_file(state, tmp_path / "a.safetensors")
-    np.savez(tmp_path / "a.npz", **{key: values.numpy() for key, values in state.items()})
-    first, *others = (
-        np.asarray(encoder("resnet18", some, tmp_path / f"a.{kind}", 32).encode(some.train.x))
-        for kind in ("npz", "pth", "safetensors")
+@pytest.fixture
+def timm(monkeypatch):
+    asked = []
+    config = {"input_size": (3, 16, 16), "mean": (0.5, 0.25, 0.0), "std": (0.5, 1.0, 2.0)}
+
+    def create(name, pretrained):
+        if name == "nothing":
+            raise RuntimeError("Unknown model (nothing)")
+        asked.append((name, pretrained))
+        return Net()
+
+    made = SimpleNamespace(
+        create_model=create,
+        models=SimpleNamespace(load_checkpoint=lambda net, path: asked.append(path)),
+        data=SimpleNamespace(resolve_model_data_config=lambda net: config),
     )
-    for features in others:
-        np.testing.assert_array_equal(features, first)
-    with pytest.raises(ValueError, match=r"another architecture: .* missing, .* left over"):
-        encoder("efficientnet_b0", some, tmp_path / "a.pth", 32)
-    torch.save(network, tmp_path / "whole.pth")
-    with pytest.raises(ValueError, match=r"hold more than arrays.* model\.state_dict\(\)"):
-        encoder("resnet18", some, tmp_path / "whole.pth", 32)
-    for kind in ("pth", "safetensors"):
-        (tmp_path / f"broken.{kind}").write_bytes(b"no weights")
-        with pytest.raises(ValueError, match=f"broken.{kind}"):
-            encoder("resnet18", some, tmp_path / f"broken.{kind}", 32)
+    torch = SimpleNamespace(no_grad=contextlib.nullcontext, from_numpy=lambda x: x)
+    monkeypatch.setitem(sys.modules, "timm", made)
+    monkeypatch.setitem(sys.modules, "torch", torch)
+    return asked
 
+
+def test_a_network_of_timm_sees_images_as_in_its_training(timm):
+    some = images()
+    found = encoder("timm:net", some, None, None)
+    features = found.encode(some.train.x)
+    means = some.train.x.reshape(3, -1, 3).mean(axis=1) / 255
+    np.testing.assert_allclose(features, (means - [0.5, 0.25, 0]) / [0.5, 1, 2], atol=5e-3)
+    assert found.known_by["side"] == 16 and found.known_by["name"] == "timm:net"
+    given = encoder("timm:net", some, Path("own.pth"), 32, Moments(mean=(0.0,), std=(1.0,)))
+    np.testing.assert_allclose(given.encode(some.train.x), means, atol=5e-3)
+    assert timm == [("net", True), ("net", False), "own.pth"]
+    with pytest.raises(UserError, match=r"--encoder timm:nothing: Unknown model"):
+        encoder("timm:nothing", some, None, None)
+
+
+@pytest.mark.thorough
+@pytest.mark.promise
+def test_modules_of_pytorch(tmp_path, monkeypatch):
+    torch = pytest.importorskip("torch", reason=NEEDS)
+    some = images(side=32)
     (tmp_path / "theirs.py").write_text(
         "import torch\n"
         "net = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(3 * 32 * 32, 5))\n"

@@ -151,7 +151,7 @@ def encoded_digits(tmp_path_factory):
             assert main([*command, "--views", "1", "--block", "600"]) == 0
         with contextlib.redirect_stderr(io.StringIO()) as wrong:
             assert main([*command, "--weights", "w.npz"]) == 2
-    assert "--weights is for networks of the package" in wrong.getvalue()
+    assert "--weights is for networks of timm" in wrong.getvalue()
     return folder / "f", said.getvalue()
 
 

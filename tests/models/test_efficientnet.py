@@ -8,8 +8,7 @@ import pytest
 
 from fedjax_ssl import models
 from fedjax_ssl.models.efficientnet import STAGES, InvertedResidual, StochasticDepth
-from fedjax_ssl.models.pretrained import efficientnet_lite0_layers
-from tests.models.torchvision_arrays import arrays_of, efficientnet_b0_arrays
+from tests.models.torchvision_arrays import efficientnet_b0_arrays
 
 # Computed once in float64 by torchvision 0.28.0's efficientnet_b0 in evaluation mode, with the
 # arrays of efficientnet_b0_arrays(3) and the images of the test: the first five features of each
@@ -145,38 +144,4 @@ def test_images_of_other_channels_do_not_fit_the_weights(exported):
     ):
         models.build(
             "efficientnet_b0", num_classes=3, input_shape=(32, 32, 1), weights=str(exported)
-        )
-
-
-# Computed once in float64 by efficientnet_lite_pytorch 0.1.0, as above, with the arrays of
-# `arrays_of` and images of 40 x 40.
-LITE_FEATURES = [
-    [1.5975430, 0.0, 0.0, 0.1445745, 0.9758497],
-    [0.8124015, 0.0, 0.0, 2.0531674, 1.3744560],
-]
-LITE_LOGITS = [[4.2402203, 6.0435868, -3.2423268], [4.0124906, 8.7671656, -4.2791082]]
-
-
-@pytest.mark.thorough
-def test_values_of_lite0_are_those_of_the_library_of_its_weights(tmp_path):
-    options = {"num_classes": 3, "input_shape": (40, 40, 3)}
-    model = models.build("efficientnet_lite0", **options)
-    path = tmp_path / "lite0.npz"
-    np.savez(path, **arrays_of(model, efficientnet_lite0_layers()))
-    model = models.build("efficientnet_lite0", **options, weights=str(path))
-    params, state = model.init(jax.random.key(0))
-    x = np.random.RandomState(999).uniform(-2, 2, (2, 40, 40, 3)).astype(np.float32)
-    outputs, _ = jax.jit(lambda x: model.apply(params, state, x, train=False))(x)
-    np.testing.assert_allclose(outputs.features[:, :5], LITE_FEATURES, rtol=1e-4, atol=1e-4)
-    np.testing.assert_allclose(outputs.logits, LITE_LOGITS, rtol=1e-4, atol=1e-4)
-
-
-def test_weights_of_another_network_are_refused_with_the_names(tmp_path):
-    path = tmp_path / "other.npz"
-    np.savez(path, **{"_conv_stem.weight": np.zeros(3), "layer1.0.conv1.weight": np.zeros(3)})
-    with pytest.raises(
-        ValueError, match=r"_blocks\.0\._bn1\.bias.*missing.*layer1\.0\.conv1\.weight"
-    ):
-        models.build(
-            "efficientnet_lite0", num_classes=3, input_shape=(32, 32, 3), weights=str(path)
         )

@@ -81,7 +81,6 @@ def evaluated(model, params, state, x):
         ("mnist_cnn", 10, (28, 28, 3), {}, 14_219_210),
         ("emnist_cnn", 47, (28, 28, 1), {}, 1_204_655),
         ("resnet18", 10, (32, 32, 3), {"stem": "cifar", "norm": "gn"}, 11_173_962),
-        ("resnet50", 1000, (224, 224, 3), {"stem": "imagenet"}, 25_557_032),
         ("resnet9", 10, (32, 32, 3), {"norm": "gn"}, 6_575_370),
         ("resnet8_basic", 10, (32, 32, 3), {}, 1_227_594),
         ("resnet8_basic", 100, (32, 32, 3), {}, 1_250_724),
@@ -328,7 +327,7 @@ def test_dropout_needs_a_key_only_where_there_is_dropout():
         (
             "vgg",
             {},
-            "Available: linear, mlp, cnn, cnn13, mnist_cnn, emnist_cnn, resnet18, resnet50, "
+            "Available: linear, mlp, cnn, cnn13, mnist_cnn, emnist_cnn, resnet18, "
             "resnet8_basic, wrn28",
         ),
         ("mlp", {"norm": "gn", "hidden": [64, 20]}, "divisible by 32, layer 'norm2' has 20"),
