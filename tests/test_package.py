@@ -49,7 +49,12 @@ def test_the_sdist_holds_what_builds_and_tests_it(tmp_path: Path) -> None:
     (path,) = sdist.build(directory=str(tmp_path), versions=["standard"])
     with tarfile.open(path) as file:
         names = {name.partition("/")[2] for name in file.getnames()}
-    assert not sources("fedjax_ssl", "configs", "experiments/papers", "tests") - names
+    assert (
+        not sources(
+            "fedjax_ssl", "configs", "experiments/benchmarks", "experiments/papers", "tests"
+        )
+        - names
+    )
     folders = {name.partition("/")[0] for name in names}
     top = {
         "PKG-INFO",
