@@ -19,6 +19,7 @@ from fedjax_ssl.errors import check_known, did_you_mean
 Built = TypeVar("Built")
 Builder = Callable[..., Any] | str  # or "module:function", imported when it is asked for
 _CONTRIBUTED = "fedjax_ssl.contrib"  # the one place of the core that names this folder
+_SECURE = "fedjax_ssl.secure"  # and this one
 _REQUIRED = inspect.Parameter.empty
 _ANY = inspect.Parameter.VAR_KEYWORD  # a builder with one checks what it is given itself
 _ANY_NUMBER = {int: Whole(-(2**31) + 1), float: In("(-inf, inf)")}
@@ -362,6 +363,23 @@ def contributed(kind: str) -> dict[str, str]:
         if (folder / f"{file}.py").is_file()
         for name in names
     }
+
+
+def secure_protocols(level: str, num_bits: int, hamming: str, **settings: Any) -> Any:
+    """Return XCLP's protocols, whose `exchange` a `fedjax_ssl.graph.Exchange` is.
+
+    Args:
+        level: "ideal", "accounted" or "real", see `fedjax_ssl.secure.levels`.
+        num_bits: L.
+        hamming: protocol of the distances.
+        **settings: of `fedjax_ssl.secure.Protocols`.
+
+    Raises:
+        ValueError: the folder `secure` is not there.
+    """
+    if importlib.util.find_spec(_SECURE) is None:
+        raise ValueError(f"protocol is {level!r}, which needs the folder {_SECURE}; use none")
+    return _found(f"{_SECURE}:protocols")(level, num_bits, hamming=hamming, **settings)
 
 
 def _found(one: Any) -> Any:

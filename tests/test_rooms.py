@@ -58,15 +58,12 @@ def test_a_room_imports_from_rooms_above_it_so_that_there_is_no_circle() -> None
 def test_nothing_up_to_config_knows_of_runs_not_even_later() -> None:
     order = rooms_in_order()
     below = order[: order.index("presets") + 1]
-    # protocols are asked for by name, when they are used
-    above = [room for room in order[order.index("prediction") :] if room != "secure"]
+    above = order[order.index("prediction") :]
     assert not [one for one in arrows(lazy=True) if one[0] in below and one[1] in above]
 
 
-def test_protocols_are_loaded_by_the_exchange_of_the_graph_alone() -> None:
-    assert {file for _, room, file in arrows(lazy=True) if room == "secure"} == {
-        "graph/exchange.py"
-    }
+def test_no_room_imports_the_protocols_which_the_registry_finds() -> None:
+    assert not [file for _, room, file in arrows(lazy=True) if room == "secure"]
 
 
 def test_a_method_is_built_from_a_config_at_three_places() -> None:

@@ -17,7 +17,7 @@ from fedjax_ssl.lazy import attach
 
 if TYPE_CHECKING:
     from fedjax_ssl.graph.codes import cosine_from_hamming, hamming_matrix, has_angle, lsh_codes
-    from fedjax_ssl.graph.exchange import IDEAL, Exchange, protocols
+    from fedjax_ssl.graph.exchange import IDEAL, Exchange
     from fedjax_ssl.graph.graph import Graph, build_graph, dense_matrix, multiply
     from fedjax_ssl.graph.label_plan import STRATEGIES, Plan, plan_labels
     from fedjax_ssl.graph.labelling import (

@@ -11,7 +11,7 @@ never inside a compiled one.
 import math
 from collections.abc import Callable
 from itertools import combinations_with_replacement
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
@@ -20,10 +20,7 @@ from jaxtyping import Array
 from fedjax_ssl.graph.graph import Graph
 from fedjax_ssl.graph.neighbors import Neighbors, neighbors_from_matrix
 from fedjax_ssl.graph.propagation import influence_columns
-from fedjax_ssl.graph.settings import GraphSettings, Hamming, Level
-
-if TYPE_CHECKING:
-    from fedjax_ssl.secure import Protocols
+from fedjax_ssl.graph.settings import GraphSettings
 
 # With fewer bits behind the point, rounding would change labels.
 _LEAST_FRACTION_BITS = 8
@@ -76,20 +73,6 @@ def _add_up(shares: dict[int, np.ndarray], clients: np.ndarray) -> np.ndarray:
 
 # every protocol has to agree with it; it hides nothing
 IDEAL = Exchange(_count_differing_bits, _add_up)
-
-
-def protocols(level: Level, num_bits: int, hamming: Hamming, **settings: object) -> "Protocols":
-    """Return the protocols of `fedjax_ssl.secure`, whose `exchange` an `Exchange` is.
-
-    Args:
-        level: "ideal", "accounted" or "real", see `fedjax_ssl.secure.levels`.
-        num_bits: L.
-        hamming: protocol of the distances.
-        **settings: of `fedjax_ssl.secure.Protocols`.
-    """
-    from fedjax_ssl import secure  # only where a protocol is asked for
-
-    return secure.protocols(level, num_bits, hamming=hamming, **settings)
 
 
 def begin_exchange(exchange: Exchange, clients: Array, valid: Array, usable: Array) -> None:

@@ -49,6 +49,7 @@ from fedjax_ssl.methods.parts.recommended import AT_CLIENTS, MIXED
 from fedjax_ssl.methods.parts.settings import CountOrZero
 from fedjax_ssl.methods.parts.terms import PseudoLabels, examples_mask, pseudo_label_term
 from fedjax_ssl.methods.parts.two_stages import after_labelled_stage, mixed_stage
+from fedjax_ssl.registry import secure_protocols
 
 # Fewer neighbours than the code's 10: the digits are 1,400 points, not 2,250.
 _GRAPH = {"method.warmup_rounds": 40, "method.num_neighbors": 5}
@@ -109,7 +110,7 @@ def xclp(setup: Setup, settings: XCLP) -> Recipe:
         )
     protocols = None
     if settings.protocol != "none":
-        protocols = graph.protocols(settings.protocol, settings.num_bits, settings.hamming)
+        protocols = secure_protocols(settings.protocol, settings.num_bits, settings.hamming)
     exchange = protocols.exchange if protocols else None
 
     def prepare(state: PyTree, context: RoundContext) -> tuple[PseudoLabels, PyTree]:

@@ -34,6 +34,7 @@ from fedjax_ssl.federated.traffic import BYTES_PER_NUMBER
 from fedjax_ssl.graph import CODE, PAPER, GraphSettings, nearest_neighbors
 from fedjax_ssl.keys import named_key
 from fedjax_ssl.prediction import graphs, statistics
+from fedjax_ssl.registry import secure_protocols
 
 # Of XCLP and per-client LP alike: the paper's text, and the authors' code.
 VARIANTS = {"paper": PAPER, "code": CODE}
@@ -247,7 +248,7 @@ def _predict(
                 num_graphs = section.groups
                 if section.protocol != "none":
                     seed = hashlib.sha256(np.asarray(jax.random.key_data(key)).tobytes()).digest()
-                    protocols = graph.protocols(
+                    protocols = secure_protocols(
                         section.protocol, section.num_bits, section.hamming, seed=seed
                     )
             if (

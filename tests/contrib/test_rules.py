@@ -107,9 +107,13 @@ def test_a_file_that_is_not_there_is_not_offered(monkeypatch: pytest.MonkeyPatch
     assert contributed("method") == {}
 
 
-def test_without_the_folder_the_core_lists_builds_and_keeps_promises(tmp_path: Path) -> None:
+def test_without_contrib_and_protocols_the_core_lists_builds_and_keeps_promises(
+    tmp_path: Path,
+) -> None:
     copied = tmp_path / "fedjax_ssl"
-    shutil.copytree(PACKAGE, copied, ignore=shutil.ignore_patterns("contrib", "__pycache__"))
+    shutil.copytree(
+        PACKAGE, copied, ignore=shutil.ignore_patterns("contrib", "secure", "__pycache__")
+    )
     done = subprocess.run(
         [sys.executable, "-c", WITHOUT],
         env={**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"},
