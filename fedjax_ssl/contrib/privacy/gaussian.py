@@ -196,6 +196,8 @@ class Clip(NamedTuple):
 def private_sum(settings: Gaussian, noise: float | Array, expected: int) -> UploadTransform:
     """Return the transform that clips whole updates at clients and adds noise to their sum.
 
+    It knows nothing of what a method sends outside of uploads: `Gaussian.private` does.
+
     With n the expected cohort, S the clip norm and z the noise, the model moves by
     (sum_k Delta_k min(1, S/|Delta_k|) + N(0, z^2 S^2)) / n: the denominator stays whoever came, and
     an empty cohort adds noise, too. Noise follows from the key of the run.
