@@ -35,10 +35,10 @@ from fedjax_ssl.runs.build import (
 )
 from fedjax_ssl.runs.callbacks import Block, Callback
 from fedjax_ssl.runs.compile import Program, plain, with_examples
+from fedjax_ssl.runs.first_weights import start_of
 from fedjax_ssl.runs.processes import share_out
 from fedjax_ssl.runs.residence import Feed, on_host
 from fedjax_ssl.runs.rounds import run_block
-from fedjax_ssl.runs.start import start_of
 
 PyTree = Any
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from fedjax_ssl import main, presets
 from fedjax_ssl.data import Dataset, Split
-from fedjax_ssl.runs.active import Run
+from fedjax_ssl.runs.active_run import Run
 
 OWN = "own examples"  # asks `get_config` for the data of `own_examples`
 

@@ -150,7 +150,7 @@ def test_the_users_line_is_named(start, tmp_path, field, name, messages):
 
 
 def test_an_error_of_ours_keeps_its_traceback(start, monkeypatch):
-    monkeypatch.setattr("fedjax_ssl.runs.opening.Run", None)
+    monkeypatch.setattr("fedjax_ssl.runs.start_run.Run", None)
     with pytest.raises(TypeError, match="not callable"):
         start()
 

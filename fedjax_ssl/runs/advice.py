@@ -214,7 +214,7 @@ def note_loss(built: Built) -> None:
         calls.append(None)
         return cross_entropy(logits, targets)
 
-    how = (experiment, federation, built.execution)
+    how = (experiment, federation, built.execution, built.account)
     method = build_method(*how, loss=heard)
     key = jax.random.key(0)
     if not method.recipe.on_host:

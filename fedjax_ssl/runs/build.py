@@ -62,12 +62,14 @@ class Built(NamedTuple):
         federation: drawn from the dataset.
         method: for this federation.
         execution: how its clients are placed on devices.
+        account: what its privacy costs; None: it has none.
     """
 
     experiment: Experiment
     federation: FederatedData
     method: Method
     execution: Execution
+    account: Account | None
 
 
 def load_experiment(config: ml_collections.ConfigDict) -> Experiment:
@@ -234,14 +236,16 @@ def build(
         reduce=section.reduce,
         all_clients=_clients_of_known_size(federation) if alone else None,
     )
-    method = build_method(experiment, federation, execution, numbers, start=start)
-    return Built(experiment, federation, method, execution)
+    account = account_of_run(experiment.config, federation)
+    method = build_method(experiment, federation, execution, account, numbers, start=start)
+    return Built(experiment, federation, method, execution, account)
 
 
 def build_method(
     experiment: Experiment,
     federation: FederatedData,
     execution: Execution,
+    account: Account | None = None,
     numbers: Mapping[str, Array] | None = None,
     *,
     start: Start | None = None,
@@ -253,6 +257,7 @@ def build_method(
         experiment: config and dataset.
         federation: gives sizes.
         execution: how its rounds are executed.
+        account: of the run's privacy.
         numbers: as for `build`.
         start: as for `build`.
         loss: in place of the one that the config names.
@@ -275,7 +280,7 @@ def build_method(
     personalize = {name: own[name] for name in names if own[name] is not None}
     settings |= {"around": config["around"], "facts": facts, "personalize": personalize}
     settings["train"] = config["model"]["train"]
-    protect = _protection(experiment.config, config, federation)
+    protect = _protection(account, config)
     with configs.naming("method"):
         method = methods.build(settings.pop("name"), setup, protect=protect, **settings)
         return federated.execute(method, execution)
@@ -376,17 +381,15 @@ def setup_of(
 
 
 def _protection(
-    resolved: ml_collections.ConfigDict, config: dict[str, Any], federation: FederatedData
+    account: Account | None, config: dict[str, Any]
 ) -> Callable[[Recipe], Recipe] | None:
     """Return what makes a method as private as the config says; None: it has no privacy.
 
     Args:
-        resolved: the config of the account.
-        config: the same with numbers in it that may be traced.
-        federation: gives sizes.
+        account: of the run.
+        config: resolved, with numbers in it that may be traced.
     """
     mechanism = privacy_of(config)
-    account = account_of_run(resolved, federation)
     if mechanism is None or account is None:
         return None
     noise = account.noise if mechanism.noise is None else mechanism.noise
@@ -425,8 +428,7 @@ def privacy_of_run(built: Built) -> PrivateRun | None:
     """Return the privacy of a run; None: it has none."""
     config = built.experiment.config
     mechanism = privacy_of(config)
-    account = account_of_run(config, built.federation)
-    if mechanism is None or account is None:
+    if mechanism is None or built.account is None:
         return None
     outside = []
     if config.data.standardize == "client":
@@ -436,7 +438,7 @@ def privacy_of_run(built: Built) -> PrivateRun | None:
         )
     if config.data.name == "features":
         outside.append("what the encoder of config.data.path learned, if from these clients")
-    return mechanism.in_run(account, config.rounds, tuple(outside))
+    return mechanism.in_run(built.account, config.rounds, tuple(outside))
 
 
 def _loss_of(section: dict[str, Any], federation: FederatedData) -> RowLoss:

@@ -48,8 +48,8 @@ from fedjax_ssl.runs.build import (
     round_key,
 )
 from fedjax_ssl.runs.compiler import compiled_program
+from fedjax_ssl.runs.first_weights import start_of
 from fedjax_ssl.runs.rounds import run_block
-from fedjax_ssl.runs.start import start_of
 
 PyTree = Any
 _LOWER = (
@@ -183,7 +183,9 @@ class Program:
         execution = self.built.execution._replace(**more)
         if self.built.method.recipe.on_host and start is None:
             return federated.execute(self.built.method, execution) if more else self.built.method
-        return build_method(self.built.experiment, federation, execution, numbers, start=start)
+        experiment = self.built.experiment
+        account = self.built.account
+        return build_method(experiment, federation, execution, account, numbers, start=start)
 
     def _init(self, start: Start | None) -> Callable[..., ServerState]:
         def init(numbers: Any, key: Key[Array, ""], federation: FederatedData) -> ServerState:
@@ -191,23 +193,26 @@ class Program:
 
         return init
 
+    def _traced_init(self) -> Any:
+        def trace() -> Any:
+            with naming("method"), _explaining_memory():
+                start = start_of(self.built.experiment)
+                traced = jax.jit(self._init(start)).trace(*_shapes(self.inputs))
+            _check_bytes(tree_bytes(traced.out_info), "the state of a run")
+            return traced
+
+        place = self.built.experiment.config.start_from
+        return self._once(trace, "init, traced", place, *described(self.inputs))
+
     def template(self) -> ServerState:
         """Give shapes and types of the run's state."""
-
-        def trace() -> ServerState:
-            with naming("method"), _explaining_memory():
-                state: ServerState = jax.eval_shape(self._init(None), *_shapes(self.inputs))
-            _check_bytes(tree_bytes(state), "the state of a run")
-            return state
-
-        found: ServerState = self._once(trace, "template", *described(self.inputs))
+        found: ServerState = self._traced_init().out_info
         return found
 
     def init(self) -> ServerState:
         """Make the state before the first round, with the weights that the config starts from."""
-        start = start_of(self.built.experiment)
         compiled = self._once(
-            lambda: compiled_program(jax.jit(self._init(start)).lower(*_shapes(self.inputs))),
+            lambda: compiled_program(self._traced_init().lower()),
             "init",
             self.built.experiment.config.start_from,
             *described(self.inputs),

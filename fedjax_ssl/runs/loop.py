@@ -1,9 +1,9 @@
 """One run, or several at once, from a config to the summary: block by block, with callbacks between
 the blocks.
 
-run -> opened (opening.py) -> Run (active.py)
+run -> start_run (start_run.py) -> Run (active_run.py)
 -> loop: [rounds and evaluation (compile.py), callbacks (callbacks.py)] ...
--> finish (ending.py): predictions, scores, summary
+-> finish (finish_run.py): predictions, scores, summary
 """
 
 import contextlib
@@ -17,13 +17,14 @@ import ml_collections
 
 from fedjax_ssl import config as configs
 from fedjax_ssl.errors import note
-from fedjax_ssl.runs.active import Run
+from fedjax_ssl.runs.active_run import Run
 from fedjax_ssl.runs.callbacks import Callback
 from fedjax_ssl.runs.compile import Advanced
-from fedjax_ssl.runs.ending import finish
-from fedjax_ssl.runs.opening import opened, quiet_notes
+from fedjax_ssl.runs.finish_run import finish
+from fedjax_ssl.runs.notes import quiet_notes
 from fedjax_ssl.runs.processes import Team
 from fedjax_ssl.runs.shared import Shared
+from fedjax_ssl.runs.start_run import start_run
 
 
 def loop(runs: Sequence[Run]) -> None:
@@ -143,7 +144,7 @@ def run(
     )
     with (
         team.watched(),
-        opened(resolved, workdir, team, shared or Shared(), callbacks, quiet) as active,
+        start_run(resolved, workdir, team, shared or Shared(), callbacks, quiet) as active,
     ):
         if quiet and active.folder is not None:
             for line in quiet_notes(active):
@@ -189,7 +190,7 @@ def run_batch(points: Sequence[Point], shared: Shared) -> list[dict[str, Any] | 
         active: dict[int, Run] = {}
         for place, point in enumerate(points):
             try:
-                one = opened(
+                one = start_run(
                     configs.resolve(point.config),
                     point.workdir,
                     Team(),

@@ -12,7 +12,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PLACES = (
     "data",
     "runs/advice.py",
-    "runs/about_data.py",
+    "runs/notes.py",
     "objectives/channel_checks.py",
     "methods/protofssl.py",
     "trained/inputs.py",

@@ -15,9 +15,9 @@ from fedjax_ssl.data import Dataset, Split, client_names
 from fedjax_ssl.data.sites_apart import sites_apart
 from fedjax_ssl.errors import ConfigNote
 from fedjax_ssl.runs import advice
-from fedjax_ssl.runs.about_data import about_data
 from fedjax_ssl.runs.build import load_resolved
 from fedjax_ssl.runs.loop import Point, _notes_of, run_batch
+from fedjax_ssl.runs.notes import about_data
 from fedjax_ssl.runs.shared import Shared
 
 UNUSED = "7 of 7 of the data's own test examples are used for nothing, because data."

@@ -8,10 +8,10 @@ import pytest
 import fedjax_ssl as fs
 from fedjax_ssl import config as configs
 from fedjax_ssl.config import ConfigError
-from fedjax_ssl.runs.about_training import about_training
 from fedjax_ssl.runs.build import Built, build, federate, load_experiment
 from fedjax_ssl.runs.loop import run
 from fedjax_ssl.runs.model_file import registered_elsewhere
+from fedjax_ssl.runs.notes import about_training
 from fedjax_ssl.runs.own_sources import registered_in_words
 
 
@@ -48,7 +48,7 @@ def test_what_parts_do_together(federation, settings, told) -> None:
 def test_double_precision_is_named(federation) -> None:
     built = federation[0]._replace(config=configs.resolve(fs.load_config("digits", {"rounds": 1})))
     with jax.enable_x64(True):
-        line = next(about_training(Built(built, federation[1], None, None)))
+        line = next(about_training(Built(built, federation[1], None, None, None)))
     assert line.startswith("JAX_ENABLE_X64 is set")
 
 

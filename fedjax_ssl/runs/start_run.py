@@ -1,8 +1,8 @@
 """How a run opens in its folder: checked, gone on with where the last start left it, and told.
 
-opened -> folder, program (build.py, compile.py), checks (advice.py)
+start_run -> folder, program (build.py, compile.py), checks (advice.py)
 -> _start: the last checkpoint, or the state before the first round
--> Run (active.py), the report to a person, callbacks (callbacks.py)
+-> Run (active_run.py), the report to a person, callbacks (callbacks.py)
 """
 
 import contextlib
@@ -18,16 +18,13 @@ import ml_collections
 from fedjax_ssl import config as configs
 from fedjax_ssl import data
 from fedjax_ssl.federated import ServerState
-from fedjax_ssl.folder.checkpoint import Checkpoints
 from fedjax_ssl.folder.citations import CITATIONS_FILE, TOOL, entries, used_in
 from fedjax_ssl.folder.progress import Progress
 from fedjax_ssl.folder.run_folder import RunFolder
 from fedjax_ssl.folder.writers import WriterSettings, check_writers, open_writers
 from fedjax_ssl.runs import advice, fine_tuning, own_sources
-from fedjax_ssl.runs.about_data import about_data
-from fedjax_ssl.runs.about_training import about_training
-from fedjax_ssl.runs.active import Run
-from fedjax_ssl.runs.build import fault_of, privacy_of_run
+from fedjax_ssl.runs.active_run import Run
+from fedjax_ssl.runs.build import privacy_of_run
 from fedjax_ssl.runs.callbacks import (
     Best,
     Callback,
@@ -42,6 +39,7 @@ from fedjax_ssl.runs.callbacks import (
     Viewers,
 )
 from fedjax_ssl.runs.compile import Inputs, Program
+from fedjax_ssl.runs.notes import start_notes
 from fedjax_ssl.runs.own_callbacks import OwnCallbacks
 from fedjax_ssl.runs.own_metrics import OwnMetrics
 from fedjax_ssl.runs.processes import Team, share_out
@@ -53,7 +51,7 @@ _LISTED = 10_000  # clients in partition.txt at most
 
 
 @contextlib.contextmanager
-def opened(
+def start_run(
     config: ml_collections.ConfigDict,
     workdir: str | Path,
     team: Team,
@@ -239,7 +237,7 @@ def _tell(run: Run) -> None:
     say = run.progress.note
     told = advice.describe_start(run.built, run.program.split, run.template, run.round, run.path)
     run.progress.start(told)
-    for line in _notes(run):
+    for line in start_notes(run):
         say(line)
     if run.folder is None:
         return
@@ -255,55 +253,6 @@ def _tell(run: Run) -> None:
         run.folder.write("partition.txt", table + "\n")
         cited = entries((TOOL, *used_in(run.config.to_dict())))
         run.folder.write(CITATIONS_FILE, "\n\n".join(cited) + "\n")
-
-
-def quiet_notes(run: Run) -> Iterator[str]:
-    """List what a person is told also where a run prints no report: in a sweep, in a notebook."""
-    yield from _of_settings(run)
-    if run.privacy is not None and run.config.rounds:
-        yield from run.privacy.beyond()
-
-
-def _of_settings(run: Run) -> Iterator[str]:
-    yield from about_data(run.built, run.template, run.names)
-    yield from about_training(run.built)
-    yield from own_sources.registered_in_words(run.config)
-
-
-def _notes(run: Run) -> Iterator[str]:
-    """List what a person is told before the first block."""
-    config = run.config
-    built = run.built
-    yield built.experiment.standardization
-    yield from _of_settings(run)
-    if run.round == 0:
-        dataset = built.experiment.dataset
-        yield from advice.faster_in_bf16(config, dataset.num_classes, dataset.input_shape)
-    if (fault := fault_of(config)) is not None:
-        yield fault.in_words(run.program.inputs.key, run.names[: built.federation.num_clients])
-    if run.privacy is not None and config.rounds:
-        yield from run.privacy.lines(run.template.params)
-    number = configs.saved_round(config)
-    if number:
-        yield from _notes_of_saved_clients(run, number)
-    if config.rounds:
-        batch_size = config.optimizer.batch_size
-        yield from advice.large_batches(built.federation, batch_size)
-        yield from advice.idle_clients(built.method, built.federation, run.names, batch_size)
-    if run.feed is not None:
-        yield run.feed.describe()
-
-
-def _notes_of_saved_clients(run: Run, number: int) -> Iterator[str]:
-    """Say what the models of clients will take, or why they cannot be had any more."""
-    if number > run.round:
-        count = run.config.federated.cohort_size or run.built.federation.num_clients
-        yield advice.saved_clients(number, count, run.template, run.path / "clients")
-    elif Checkpoints(run.path, folder="clients").latest() != number:
-        yield (
-            f"config.save_clients names round {number}, which this folder is past without "
-            "them: give another --workdir"
-        )
 
 
 def _summary(run: Run) -> dict[str, Any] | None:

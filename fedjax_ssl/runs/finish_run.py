@@ -8,7 +8,7 @@ from fedjax_ssl import config as configs
 from fedjax_ssl import data
 from fedjax_ssl.prediction import one_shot
 from fedjax_ssl.runs import advice, divergence, fine_tuning, prediction_files
-from fedjax_ssl.runs.active import Run
+from fedjax_ssl.runs.active_run import Run
 from fedjax_ssl.runs.compile import on_one_device
 from fedjax_ssl.runs.processes import share_out
 from fedjax_ssl.runs.scores import score_run

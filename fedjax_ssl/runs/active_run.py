@@ -1,6 +1,6 @@
 """A run on its way: what it is made of, how far it is, and how it takes a block of rounds.
 
-How it opens is in `opening.py`, how it ends in `ending.py`.
+How it opens is in `start_run.py`, how it ends in `finish_run.py`.
 """
 
 import contextlib
