@@ -8,7 +8,7 @@ to 3).
     python -m fedjax_ssl.main --config configs/fed_isic_predict.py:left_out --config.data.left_out_client=3
 
 `features.npz` holds 1280 features per image (or whatever your network has) as
-configs/npz_predict.py describes. The others read FLamby's folder (docs/data.md) and embed the
+configs/npz_predict.py describes. The others read FLamby's folder (docs/your_data.md) and embed the
 images with EfficientNet-B0 from torchvision's weights, which are yours to bring:
 np.savez("efficientnet_b0.npz", **{k: v.numpy() for k, v in model.state_dict().items()}).
 `finetuned` and `left_out` train by FedAvg first. A tenth of the training images is labelled; the

@@ -8,7 +8,7 @@
     python -m fedjax_ssl.main --config configs/femnist.py:xclp
 
 20 labels at every writer, or 620 at the server. 1,000 rounds of 10 writers, a small convolutional
-network. The files: docs/data.md; not run yet, a run for a GPU.
+network. The files: docs/your_data.md; not run yet, a run for a GPU.
 """
 
 import functools

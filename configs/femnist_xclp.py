@@ -4,7 +4,7 @@
     # no download: drawn characters, 100 writers
     python -m fedjax_ssl.main --config configs/femnist_xclp.py:glyphs
 
-FEMNIST comes from fedjax's files (docs/data.md). `:glyphs` runs the same experiment on an embedded
+FEMNIST comes from fedjax's files (docs/your_data.md). `:glyphs` runs the same experiment on an embedded
 stand-in of the same shape; its accuracies are not FEMNIST's. The paper uses FEMNIST for one-shot
 prediction, not for training, so there is no published number to compare with. Results of `:glyphs`,
 time and hardware: docs/results.md.

@@ -7,7 +7,7 @@
     fedjax-ssl sweep folder --set data.path=scans --set method.name=fedavg,xclp,fixmatch,uda --seeds 5
     python -m fedjax_ssl.main --config configs/folder.py:xclp --config.data.path=scans
 
-The folder: docs/data.md. Clients and labels are as in it; `folder:METHOD,per_client` hides labels
+The folder: docs/your_data.md. Clients and labels are as in it; `folder:METHOD,per_client` hides labels
 but for 10 of each client; likewise per_class, server, sets, mixed and all. Without sites:
 --partition.name=iid --partition.num_clients=10. Without test images:
 --data.client_test_fraction=0.2, or a whole site, --data.left_out_client=NAME. A small convolutional

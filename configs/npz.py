@@ -7,7 +7,7 @@
     fedjax-ssl sweep npz --set data.path=scans.npz --set method.name=fedavg,xclp,fixmatch,uda --seeds 5
     python -m fedjax_ssl.main --config configs/npz.py:xclp --config.data.path=scans.npz
 
-The file: docs/data.md. `npz:METHOD,per_client` hides labels but for 10 of each client; likewise
+The file: docs/your_data.md. `npz:METHOD,per_client` hides labels but for 10 of each client; likewise
 per_class, server, coarse (labels of another space are in the file), sets, mixed and all. A file
 without clients: --partition.name=iid --partition.num_clients=10. Without test examples:
 --data.client_test_fraction=0.2, or a whole site, --data.left_out_client=NAME. One hidden layer; for

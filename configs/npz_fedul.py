@@ -4,7 +4,7 @@ their class shares.
     python -m fedjax_ssl.main --config configs/npz_fedul.py --config.data.path=scans.npz \\
         --config.data.proportions=shares.csv
 
-Both files: docs/data.md, "Your own federation". A client needs two sets with different class shares
+Both files: docs/your_data.md, "Your own federation". A client needs two sets with different class shares
 at least. Training labels are -1 where nobody knows them; where somebody does, they are learned from
 too, as are coarse labels.
 

@@ -6,7 +6,7 @@
 
 The file holds `inputs` (features of a network of yours, or images), `labels` (-1 = unlabelled),
 `client`, and the new examples as `test_inputs`, `test_client` and `test_labels` (-1 where nobody
-knows); see docs/data.md. A client may have new examples only, or no labels. `hold_out` instead
+knows); see docs/your_data.md. A client may have new examples only, or no labels. `hold_out` instead
 takes a fifth of every client's training examples as new ones and hides nine tenths of the other
 labels; `iid` does the same after dealing the training examples to 100 clients. With `network` in
 place of `inputs`, graphs are built on the features of a network that FedAvg trains on the labels.

@@ -5,7 +5,7 @@ client.
 
 100 clients with 600 images each, dealt iid, 10 labels per client drawn at random (seeds 0, 1, ...).
 Nothing is trained: images are the features. The file is Keras' mnist.npz or one of the form in
-docs/data.md. Prints a Markdown table of the accuracy on the unlabelled images, mean and standard
+docs/your_data.md. Prints a Markdown table of the accuracy on the unlabelled images, mean and standard
 deviation over seeds. The paper does not have this experiment.
 """
 

@@ -151,9 +151,9 @@ def write_files(folder: Path) -> None:
 
 
 def write_sets(folder: Path) -> None:
-    """Write scans.npz with sets, and their class shares as docs/data.md shows them."""
+    """Write scans.npz with sets, and their class shares as docs/your_data.md shows them."""
     (shares,) = re.findall(
-        r"```text\n(client,set,.*?)```", (ROOT / "docs/data.md").read_text(), re.DOTALL
+        r"```text\n(client,set,.*?)```", (ROOT / "docs/your_data.md").read_text(), re.DOTALL
     )
     (folder / "shares.csv").write_text(shares)
     arrays = dict(np.load(folder / "scans.npz"))
@@ -176,7 +176,7 @@ def write_code(folder: Path) -> None:
     wine = wine.replace("from sklearn.datasets import load_wine", "")
     given = "def load_wine(return_X_y):\n    return np.random.normal(size=(178, 13)), np.arange(178) % 3\n"
     exec(
-        compile(wine.replace("inputs, labels =", f"{given}inputs, labels =", 1), "data.md", "exec"),
+        compile(wine.replace("inputs, labels =", f"{given}inputs, labels =", 1), "your_data.md", "exec"),
         {},
     )
 
@@ -271,7 +271,7 @@ def shortened(words: list[str]) -> list[str]:
 @pytest.mark.thorough
 @pytest.mark.parametrize("page", PAGES)
 def test_the_commands_of_a_page_run(page: str, here: Path) -> None:
-    if page == "docs/data.md":
+    if page == "docs/your_data.md":
         write_sets(here)
     for line in BEFORE.get(page, ()):
         assert cli.main(line.split()) == 0

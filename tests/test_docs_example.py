@@ -74,7 +74,7 @@ def test_runs_from_python(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_own_arrays_become_clients(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    run_block("data.md")
+    run_block("your_data.md")
     dataset = data.load("npz", path=tmp_path / "wine.npz")
     assert (dataset.num_classes, dataset.input_shape) == (3, (13,))
     federation = data.federate(

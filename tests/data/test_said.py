@@ -1,4 +1,4 @@
-"""docs/data.md lists what a run says about its data: the sentences stand in the code, and this puts
+"""docs/data_messages.md lists what a run says about its data: the sentences stand in the code, and this puts
 them together.
 
 python -m tests.data.test_said      # writes the list anew
@@ -18,7 +18,7 @@ PLACES = (
     "trained/inputs.py",
 )
 LISTS = ("notes", "found", "reasons")  # names of the lists that sentences are put into
-PAGE = ROOT / "docs" / "data.md"
+PAGE = ROOT / "docs" / "data_messages.md"
 START = "<!-- said: start -->\n"
 END = "<!-- said: end -->"
 

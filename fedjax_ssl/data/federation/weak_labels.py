@@ -185,7 +185,7 @@ def given() -> WeakRule:
         if own.set_shares is None:
             raise ValueError(
                 "the dataset has a column of sets but not their class shares; give "
-                "config.data.proportions, a CSV file (docs/data.md)"
+                "config.data.proportions, a CSV file (docs/your_data.md)"
             )
         given_for, num_sets, _ = own.set_shares.shape
         if given_for != num_clients:
