@@ -7,7 +7,7 @@
     python -m fedjax_ssl.main --config configs/features.py:xclp --config.data.path=cifar10_lite0
 
 Features that were made elsewhere: --data.path=features.npz, with `inputs` [n, d] or [n, views, d]
-(docs/features.md). Clients and labels are as in the data that were encoded;
+(docs/pretrained.md#features-encoded-once). Clients and labels are as in the data that were encoded;
 `features:METHOD,per_client` hides labels but for 10 of each client; likewise per_class, server,
 coarse, sets, mixed and all. Without clients: --partition.name=iid --partition.num_clients=10. A
 linear head; 60 rounds of all clients.

@@ -1,4 +1,4 @@
-"""Draws the study of docs/features.md from its sweeps: accuracy by labels of a class, and a table.
+"""Draws the study of docs/pretrained.md from its sweeps: accuracy by labels of a class, and a table.
 
     python experiments/features_study.py runs/lite0 runs/fedavg_zero --output features.png
 

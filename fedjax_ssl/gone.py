@@ -37,7 +37,7 @@ _WITH_RULES = (
     *("sage", "proxyfl"),
 )
 
-_LORA = "LoRA is a function that a network of your own calls; see docs/frozen.md"
+_LORA = "LoRA is a function that a network of your own calls; see docs/pretrained.md"
 
 # By field; a method's own setting by "METHOD.SETTING", and a single value by "FIELD=VALUE".
 GONE = {

@@ -94,7 +94,7 @@ def test_heads_train_on_an_array_of_features(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    found = run_block("features.md")
+    found = run_block("pretrained.md")
     assert found["probabilities"].shape == (3, 10)
     assert found["summary"]["test_accuracy"] > 0.3
 

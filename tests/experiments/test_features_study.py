@@ -1,4 +1,4 @@
-"""The study of docs/features.md: a seed of a row is one run."""
+"""The study of docs/pretrained.md: a seed of a row is one run."""
 
 import json
 import runpy
