@@ -16,10 +16,11 @@ from fedjax_ssl.errors import ConfigError, did_you_mean, naming, note
 from fedjax_ssl.federated import Facts
 from fedjax_ssl.objectives import INVERSE
 from fedjax_ssl.own_code import import_named
+from fedjax_ssl.registry import contributed
 
-PREDICTORS = ("network", "xclp", "per_client_lp", "class_means", "linear_head")
+PREDICTORS = ("network", "xclp", "per_client_lp", *contributed("predictor"))
 # those for which clients send codes or sums of their examples
-_SENDING = ("xclp", "class_means", "linear_head")
+_SENDING = ("xclp", *contributed("predictor"))
 # Columns of validation data, and the name in `config.metrics` that brings them, if any.
 _COLUMNS = {
     "accuracy": None,

@@ -37,6 +37,7 @@ FILES: dict[str, dict[str, tuple[str, ...]]] = {
         "privacy/gaussian": ("gaussian",),
         "privacy/dp_sgd": ("dp_sgd",),
     },
+    "predictor": {"features/statistics": ("class_means", "linear_head")},
     "sum": {
         "robust/robust_sums": ("median", "trimmed_mean", "geometric_median", "norm_bound"),
     },

@@ -11,6 +11,7 @@ from fedjax_ssl.lazy import attach
 
 if TYPE_CHECKING:
     from fedjax_ssl.prediction.graphs import (
+        Embedding,
         Points,
         Predictions,
         by_codes,

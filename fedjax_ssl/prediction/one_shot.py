@@ -10,7 +10,7 @@ import itertools
 import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -33,9 +33,11 @@ from fedjax_ssl.federated import (
 from fedjax_ssl.federated.traffic import BYTES_PER_NUMBER
 from fedjax_ssl.graph import CODE, PAPER, GraphSettings, nearest_neighbors
 from fedjax_ssl.keys import named_key
-from fedjax_ssl.prediction import graphs, statistics
-from fedjax_ssl.registry import secure_protocols
+from fedjax_ssl.prediction import graphs
+from fedjax_ssl.registry import Registry, contributed, secure_protocols
 
+# (federation, points, embed, ridge) -> (predictions, bytes): classifiers of what clients send once
+ONCE: Registry[Any] = Registry("predictor", contributed("predictor"), leading=4)
 # Of XCLP and per-client LP alike: the paper's text, and the authors' code.
 VARIANTS = {"paper": PAPER, "code": CODE}
 
@@ -72,7 +74,7 @@ def jobs_of(config: ml_collections.ConfigDict) -> list[Job]:
     points = {"with": [True], "without": [False], "both": [True, False]}[section.unlabelled]
     jobs = []
     for predictor in configs.predictors(config):
-        if predictor in ("network", *statistics.PREDICTORS):
+        if predictor in ("network", *ONCE):
             jobs.append(Job(predictor, predictor, None, predictor == "network"))
             continue
         for unlabelled, variant in itertools.product(points, variants):
@@ -108,7 +110,7 @@ def check(config: ml_collections.ConfigDict, federation: data.FederatedData) -> 
     labels = np.concatenate(
         [np.asarray(federation.num_labelled), np.zeros(federation.num_new_clients, np.int32)]
     )
-    if {*statistics.PREDICTORS} & {*names} and not labels.any():
+    if {*ONCE} & {*names} and not labels.any():
         raise ConfigError(
             f"config.prediction.predictors is {','.join(names)!r}, but no client has a label, of "
             "which class_means and linear_head are made; leave them out"
@@ -222,12 +224,12 @@ def _predict(
             report("predicting: network ...")
             yield jobs, [_by_network(method, state, federation)], None
             continue
-        if predictor in statistics.PREDICTORS:
+        if predictor in ONCE:
             report(f"predicting: {predictor} ...")
             with naming("prediction"):
                 embed = _embedding(section.features, method, state, views)
-                found_by, sent = statistics.predict(
-                    predictor, federation, graphs.points_of(federation), embed, section.ridge
+                found_by, sent = ONCE.builder(predictor)(
+                    federation, graphs.points_of(federation), embed, section.ridge
                 )
             yield jobs, [found_by], sent
             continue

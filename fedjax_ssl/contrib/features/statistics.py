@@ -11,18 +11,17 @@ References:
     targets, of which the sums are sufficient statistics.
 """
 
-from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float, Int
 
-from fedjax_ssl import graph
 from fedjax_ssl.data import FederatedData
 from fedjax_ssl.federated import map_rows
-from fedjax_ssl.prediction.graphs import Embedding, Points, Predictions
+from fedjax_ssl.graph import confidence
+from fedjax_ssl.prediction import Embedding, Points, Predictions
 
 _BYTES = 4  # of a number that is sent
 
@@ -42,7 +41,7 @@ def of_client(
 
     Example:
         >>> import numpy as np
-        >>> from fedjax_ssl.prediction.statistics import of_client
+        >>> from fedjax_ssl.contrib.features.statistics import of_client
         >>> of_client(np.array([[1.0], [3.0]]), np.array([1, 1]), 2).sums.tolist()
         [[0.0], [4.0]]
     """
@@ -75,7 +74,7 @@ def of_clients(
     return total, len(senders)
 
 
-def class_means(
+def by_means(
     statistics: Statistics, features: Float[np.ndarray, "t d"]
 ) -> Float[np.ndarray, "t K"]:
     """Score classes by minus half the squared distance to their mean; -inf without a label.
@@ -89,7 +88,7 @@ def class_means(
     return np.where(statistics.counts > 0, scores, -np.inf)
 
 
-def linear_head(
+def by_ridge(
     statistics: Statistics, features: Float[np.ndarray, "t d"], ridge: float
 ) -> Float[np.ndarray, "t K"]:
     """Score classes by ridge regression of one-vs-all targets, 1 for the class and 0 else.
@@ -112,53 +111,61 @@ def linear_head(
     return np.where(statistics.counts > 0, scores, -np.inf)
 
 
-# (statistics, features, settings) -> scores, by predictor
-SCORES: Mapping[str, Callable[..., Float[np.ndarray, "t K"]]] = {
-    "class_means": class_means,
-    "linear_head": linear_head,
-}
-PREDICTORS = tuple(SCORES)
-
-
-def bytes_sent(predictor: str, num_clients: int, num_classes: int, width: int) -> int:
-    """Count the bytes that clients send: half of the symmetric products, sums and counts."""
-    numbers = num_classes * (width + 1)
-    if predictor == "linear_head":
-        numbers += width * (width + 1) // 2
-    return _BYTES * numbers * num_clients
-
-
-def predict(
-    predictor: str, data: FederatedData, points: Points, embed: Embedding, ridge: float
+def class_means(
+    data: FederatedData, points: Points, embed: Embedding, ridge: float
 ) -> tuple[Predictions, int]:
-    """Label the test examples by statistics that clients send once.
+    """Label the test examples by the nearest mean of a class.
 
     Args:
-        predictor: a name of `PREDICTORS`.
         data: the federation.
-        points: from `graphs.points_of`.
+        points: from `points_of`.
         embed: raw inputs [m, ...] -> features [m, d].
-        ridge: see `linear_head`.
+        ridge: of another predictor.
 
     Returns:
         The predictions, whose confidence is that of graphs, of a softmax of the scores; and the
         bytes that clients sent.
     """
-    features = np.asarray(map_rows(embed, data.inputs, points.row), np.float32)
-    if predictor == "class_means":
-        length = np.linalg.norm(features, axis=1, keepdims=True)
-        features = features / np.maximum(length, np.finfo(np.float32).tiny)
+    features = _features(data, points, embed)
+    length = np.linalg.norm(features, axis=1, keepdims=True)
+    features = features / np.maximum(length, np.finfo(np.float32).tiny)
     sums, senders = of_clients(points, features, data.num_classes)
-    is_new = np.asarray(points.new) >= 0
-    arguments: tuple[Any, ...] = (sums, features[is_new])
-    if predictor == "linear_head":
-        arguments += (ridge,)
-    scores = jnp.asarray(SCORES[predictor](*arguments))
-    place = points.new[is_new]
+    scores = by_means(sums, features[np.asarray(points.new) >= 0])
+    numbers = sums.sums.size + sums.counts.size
+    return _predictions(data, points, scores), _BYTES * senders * numbers
+
+
+def linear_head(
+    data: FederatedData, points: Points, embed: Embedding, ridge: float
+) -> tuple[Predictions, int]:
+    """Label the test examples by ridge regression; as `class_means`.
+
+    Args:
+        data: the federation.
+        points: from `points_of`.
+        embed: raw inputs [m, ...] -> features [m, d].
+        ridge: see `by_ridge`.
+    """
+    features = _features(data, points, embed)
+    sums, senders = of_clients(points, features, data.num_classes)
+    scores = by_ridge(sums, features[np.asarray(points.new) >= 0], ridge)
+    width = features.shape[1]
+    numbers = sums.sums.size + sums.counts.size + width * (width + 1) // 2
+    return _predictions(data, points, scores), _BYTES * senders * numbers
+
+
+def _features(data: FederatedData, points: Points, embed: Embedding) -> Float[np.ndarray, "n d"]:
+    return np.asarray(map_rows(embed, data.inputs, points.row), np.float32)
+
+
+def _predictions(
+    data: FederatedData, points: Points, found: Float[np.ndarray, "t K"]
+) -> Predictions:
+    """Return labels of the test examples by their scores."""
+    scores = jnp.asarray(found)
+    place = points.new[np.asarray(points.new) >= 0]
     size = data.test_index.shape[0]
     labels = jnp.full(size, -1, jnp.int32)
     labels = labels.at[place].set(jnp.argmax(scores, axis=1).astype(jnp.int32))
-    certain = graph.confidence(jax.nn.softmax(scores, axis=1))
-    confidence = jnp.zeros(size, certain.dtype).at[place].set(certain)
-    sent = bytes_sent(predictor, senders, data.num_classes, features.shape[1])
-    return Predictions(labels, confidence), sent
+    certain = confidence(jax.nn.softmax(scores, axis=1))
+    return Predictions(labels, jnp.zeros(size, certain.dtype).at[place].set(certain))

@@ -1,10 +1,12 @@
 """One-shot classifiers of class statistics, against their formulas and least squares."""
 
+from types import SimpleNamespace
+
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_ssl.prediction import statistics
+from fedjax_ssl.contrib.features import statistics
 from fedjax_ssl.prediction.graphs import Points
 
 GENERATOR = np.random.default_rng(0)
@@ -32,7 +34,7 @@ def test_the_nearest_class_mean_is_the_nearest():
     known = OBSERVED >= 0
     means = [FEATURES[known & (k == OBSERVED)].mean(0) for k in (0, 1)]
     distances = [((FEATURES - mean) ** 2).sum(1) for mean in means]
-    scores = statistics.class_means(summed()[0], FEATURES)
+    scores = statistics.by_means(summed()[0], FEATURES)
     np.testing.assert_array_equal(scores.argmax(1), np.argmin(distances, axis=0))
     assert (scores[:, 2] == -np.inf).all()  # nobody has a label of it
 
@@ -49,10 +51,15 @@ def test_the_linear_head_is_ridge_regression(ridge):
     targets = np.vstack([y - y.mean(0), np.zeros((3, 3))])
     weights = np.linalg.lstsq(rows, targets, rcond=None)[0]
     expected = (FEATURES - x.mean(0)) @ weights + y.mean(0)
-    scores = statistics.linear_head(summed()[0], FEATURES, ridge)
+    scores = statistics.by_ridge(summed()[0], FEATURES, ridge)
     np.testing.assert_allclose(scores[:, :2], expected[:, :2], rtol=1e-4, atol=1e-5)
 
 
 def test_bytes_are_those_of_what_is_sent():
-    assert statistics.bytes_sent("class_means", 2, 3, 5) == 2 * 3 * (5 + 1) * 4
-    assert statistics.bytes_sent("linear_head", 2, 3, 5) == 2 * (3 * (5 + 1) + 15) * 4
+    data = SimpleNamespace(inputs=jnp.asarray(FEATURES), num_classes=3, test_index=np.zeros(2))
+    sent = [
+        predictor(data, POINTS, lambda inputs: inputs, 1.0)[1]
+        for predictor in (statistics.class_means, statistics.linear_head)
+    ]
+    # of two clients: sums and counts of three classes, and half of the products of three features
+    assert sent == [2 * 3 * (3 + 1) * 4, 2 * (3 * (3 + 1) + 6) * 4]

@@ -1,0 +1,1 @@
+"""Contributed ways with features of an encoder that is not trained, a file each."""
