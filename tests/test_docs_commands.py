@@ -176,7 +176,9 @@ def write_code(folder: Path) -> None:
     wine = wine.replace("from sklearn.datasets import load_wine", "")
     given = "def load_wine(return_X_y):\n    return np.random.normal(size=(178, 13)), np.arange(178) % 3\n"
     exec(
-        compile(wine.replace("inputs, labels =", f"{given}inputs, labels =", 1), "your_data.md", "exec"),
+        compile(
+            wine.replace("inputs, labels =", f"{given}inputs, labels =", 1), "your_data.md", "exec"
+        ),
         {},
     )
 

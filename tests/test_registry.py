@@ -103,9 +103,7 @@ OWN = {
 }
 
 
-PAGE = (Path(__file__).resolve().parent.parent / "docs" / "extending.md").read_text(
-    encoding="utf-8"
-)
+PAGE = (Path(__file__).resolve().parent.parent / "docs" / "by_name.md").read_text(encoding="utf-8")
 (BLOCK,) = re.findall(
     r"<!-- tests/test_registry.py runs this block. -->\n```python\n(.*?)```", PAGE, re.DOTALL
 )
@@ -116,7 +114,7 @@ def test_a_config_can_name_things_of_the_users_own_in_every_section(
 ) -> None:
     module = ModuleType("my_things")
     monkeypatch.setitem(sys.modules, "my_things", module)
-    exec(compile(BLOCK, "extending.md", "exec"), module.__dict__)
+    exec(compile(BLOCK, "by_name.md", "exec"), module.__dict__)
     config = configs.default()
     config.rounds = 1
     config.data.test_fraction = 0.2
