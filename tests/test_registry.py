@@ -167,7 +167,7 @@ def test_an_option_of_another_dataset_is_refused() -> None:
 
 
 def test_a_published_dataset_takes_a_folder_and_an_embedded_one_does_not() -> None:
-    with pytest.raises(ValueError, match="dataset 'digits' is in the package and takes no path"):
+    with pytest.raises(ValueError, match="dataset 'digits' takes no path="):
         data.load("digits", path="somewhere")
 
 
