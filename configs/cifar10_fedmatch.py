@@ -24,38 +24,22 @@ A run for a GPU. With CIFAR-10's images stored as JPEG, one seed, the first of t
 docs/methods/fedmatch.md.
 """
 
-from typing import Annotated, Literal
+from typing import Literal
 
-from fedjax_ssl import config as configs
 from fedjax_ssl import presets
-from fedjax_ssl.checks import In
 
 
 @presets.variants
 def get_config(
     where: Literal["lc", "ls"] = "lc",
-    split: Literal["iid", "noniid"] = "iid",
-    channels: Annotated[float, In("(0, 1]")] = 1.0,
+    split: presets.Iid = "iid",
+    channels: presets.Share = 1.0,
 ):
-    config = configs.default("fedmatch")
+    config = presets.fedmatch("cifar10", where, channels)
     config.rounds = 200
     config.eval_every = 5
     config.checkpoint_every = 10  # of all clients' psi and sigma, gigabytes each
-    config.data.name = "cifar10"
-    config.data.pool_splits = True
-    config.data.test_fraction = 0.05
-    config.data.validation_fraction = 3 / 57
-    config.data.standardize = "none"  # pixels / 255, as in the code
-    config.partition.name = "fedmatch"
     config.partition.num_clients = 100
     config.partition.noniid = split == "noniid"
-    config.partition.balanced = 5 if where == "lc" else 0
-    config.supervision.name, config.supervision.labels = (
-        ("per_class", 5) if where == "lc" else ("server", 1000)
-    )
-    config.strong_augment.name = "randaugment_fedmatch"
-    config.model.name = "fedmatch_resnet9"
-    config.model.width_factor = channels
-    config.optimizer.learning_rate = 1e-3
     config.federated.cohort_size = 5
     return config

@@ -21,7 +21,7 @@ from fedjax_ssl import presets
 def get_config(
     labels: Literal[1000, 5000] = 5000,
     labelled_clients: Literal[50, 100] = 100,
-    split: Literal["iid", "noniid"] = "iid",
+    split: presets.Iid = "iid",
 ):
     config = configs.default("xclp")
     config.rounds = 3000

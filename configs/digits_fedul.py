@@ -16,16 +16,13 @@ in the paper, its own predictions fall into one class here.
 Result over 3 seeds, time and hardware: docs/methods/fedul.md. Not an experiment of the paper.
 """
 
-from typing import Annotated, Literal
-
 from fedjax_ssl import presets
-from fedjax_ssl.checks import Whole
 
 
 @presets.variants
 def get_config(
-    sets: Annotated[int, Whole(2)] = 10,
-    split: Literal["iid", "noniid"] = "iid",
+    sets: presets.Several = 10,
+    split: presets.Iid = "iid",
     method: presets.FedulMethod = "fedul",
 ):
     config = presets.unlabelled_sets(sets, split, method)

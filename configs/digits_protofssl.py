@@ -14,14 +14,11 @@ the number of features, as there, it learns slowly with this small network. Resu
 docs/methods/protofssl.md. Not an experiment of the paper.
 """
 
-from typing import Annotated
-
 from fedjax_ssl import presets
-from fedjax_ssl.checks import Whole
 
 
 @presets.variants
-def get_config(labels: Annotated[int, Whole(2)] = 3):  # for support and query
+def get_config(labels: presets.Several = 3):  # for support and query
     config = presets.digits_by_writer("protofssl")
     config.supervision.name = "per_class"
     config.supervision.labels = labels

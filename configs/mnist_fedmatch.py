@@ -16,35 +16,19 @@ The paper's numbers (mean of the local models' test accuracy, 77.95 % with label
 the mean of local models. A run for a GPU.
 """
 
-from typing import Annotated, Literal
+from typing import Literal
 
-from fedjax_ssl import config as configs
 from fedjax_ssl import presets
-from fedjax_ssl.checks import In
 
 
 @presets.variants
-def get_config(where: Literal["lc", "ls"] = "lc", channels: Annotated[float, In("(0, 1]")] = 1.0):
-    config = configs.default("fedmatch")
+def get_config(where: Literal["lc", "ls"] = "lc", channels: presets.Share = 1.0):
+    config = presets.fedmatch("mnist", where, channels)
     config.rounds = 100
     config.eval_every = 10
-    config.data.name = "mnist"
-    config.data.pool_splits = True
-    config.data.test_fraction = 0.05
-    config.data.validation_fraction = 35 / 665
-    config.data.standardize = "none"
-    config.partition.name = "fedmatch"
     config.partition.num_clients = 10
     config.partition.noniid = True
-    config.partition.balanced = 5 if where == "lc" else 0
     config.partition.parts = 10
-    config.supervision.name, config.supervision.labels = (
-        ("per_class", 5) if where == "lc" else ("server", 1000)
-    )
-    config.strong_augment.name = "randaugment_fedmatch"
-    config.model.name = "fedmatch_resnet9"
-    config.model.width_factor = channels
     config.model.pad = 2
     config.model.colours = True
-    config.optimizer.learning_rate = 1e-3
     return config

@@ -16,10 +16,7 @@ there: the 12,000 validation images, by which the round is chosen, are the same 
 drawn by class, not the last ones of the file; `fedavg`, with a tenth of the labels, has no L1 term.
 """
 
-from typing import Annotated, Literal
-
 from fedjax_ssl import presets
-from fedjax_ssl.checks import Whole
 
 # By sets, as in the authors' code. The paper's Table D.4 prints 5e-5 for 20 sets:
 # --config.method.l1=5e-5.
@@ -28,8 +25,8 @@ L1 = {10: 1e-5, 20: 5e-6, 40: 2e-6}
 
 @presets.variants
 def get_config(
-    sets: Annotated[int, Whole(2)] = 10,
-    split: Literal["iid", "noniid"] = "iid",
+    sets: presets.Several = 10,
+    split: presets.Iid = "iid",
     method: presets.FedulMethod = "fedul",
 ):
     config = presets.unlabelled_sets(sets, split, method)

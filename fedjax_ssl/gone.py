@@ -154,6 +154,9 @@ GONE = {
         "write data.name=cifar100 with a partition; its clients are not read any more"
     ),
     "tracking.uri": Gone("MLflow is no viewer any more; write a callback that logs there", (None,)),
+    "supervision.noise_mode": Gone("noise is relative to a share", (None, "relative")),
+    "strong_augment.fixed_cutout": Gone("the cutout has a uniform side", (None, False)),
+    "augment.fixed_cutout": Gone("the cutout has a uniform side", (None, False)),
     "supervision.protocol=drawn": Gone("write dealt, which has the same expected shares"),
     "supervision.protocol=clean": Gone("write equal, which uses every example"),
     **{

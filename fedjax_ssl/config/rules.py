@@ -106,7 +106,6 @@ _RULES = (
         "config.faults.name",
     ),
     _needs_name("faults.name", ("scale",), "faults.factor"),
-    _needs_one_of(("supervision.noise",), "supervision.noise_mode"),
     Rule(
         ("optimizer.nesterov", "optimizer.keep_state", "optimizer.average_state"),
         lambda config: config.optimizer.momentum or config.optimizer.name != "sgd",

@@ -6,6 +6,7 @@
 from fedjax_ssl.presets.cifar import (
     ProtoSplit,
     cbafed_on_cifar,
+    fedmatch,
     fl2_on_cifar,
     protofssl_split,
     sage_on_cifar,
@@ -30,4 +31,4 @@ from fedjax_ssl.presets.federations import (
     unlabelled_sets,
 )
 from fedjax_ssl.presets.sources import federation, of_method, personal_glyphs, source
-from fedjax_ssl.presets.variants import Count, Split, variants
+from fedjax_ssl.presets.variants import Count, Iid, Several, Share, Split, variants

@@ -80,6 +80,29 @@ def fl2_on_cifar(
     return config
 
 
+def fedmatch(dataset: str, where: str, channels: float) -> ml_collections.ConfigDict:
+    """FedMatch with labels at clients ("lc") or at the server ("ls"), official splits pooled.
+
+    Args:
+        dataset: "cifar10" or "mnist".
+        where: labels are.
+        channels: share of the network's.
+    """
+    config = default("fedmatch")
+    config.data.update(name=dataset, pool_splits=True, test_fraction=0.05)
+    config.data.update(
+        validation_fraction=3 / 57, standardize="none"
+    )  # pixels / 255, as in the code
+    config.partition.update(name="fedmatch", balanced=5 if where == "lc" else 0)
+    config.supervision.update(name="server", labels=1000)
+    if where == "lc":
+        config.supervision.update(name="per_class", labels=5)
+    config.strong_augment.name = "randaugment_fedmatch"
+    config.model.update(name="fedmatch_resnet9", width_factor=channels)
+    config.optimizer.learning_rate = 1e-3
+    return config
+
+
 def semifl_clients(config: ml_collections.ConfigDict, split: Split) -> None:
     """Set SemiFL's split, cohort, weak view and optimizers, which (FL)^2 and FedMT have too.
 

@@ -2,12 +2,12 @@
 prediction in one shot.
 """
 
-from typing import Annotated, Literal, get_args
+from typing import Literal, get_args
 
 import ml_collections
 
-from fedjax_ssl.checks import Whole
 from fedjax_ssl.config import default
+from fedjax_ssl.presets.variants import Iid, Several
 
 FedulMethod = Literal["fedul", "fedpl", "fedllp", "fedllp_vat", "fedavg"]
 FEDUL_METHODS = get_args(FedulMethod)
@@ -17,8 +17,8 @@ OneShot = Literal["inputs", "network", "left_out"]
 
 
 def unlabelled_sets(
-    sets: Annotated[int, Whole(2)] = 10,
-    split: Literal["iid", "noniid"] = "iid",
+    sets: Several = 10,
+    split: Iid = "iid",
     method: FedulMethod = "fedul",
 ) -> ml_collections.ConfigDict:
     """Five clients with unlabelled sets, trained with Adam: what the config files of FedUL's

@@ -16,6 +16,9 @@ from fedjax_ssl.config import ConfigError
 Count = Annotated[int, Whole(1)]
 Concentration = Annotated[float, In("(0, inf)")]  # of a Dirichlet split
 Split = Concentration | Literal["iid"]
+Iid = Literal["iid", "noniid"]
+Several = Annotated[int, Whole(2)]
+Share = Annotated[float, In("(0, 1]")]
 
 
 def variants(

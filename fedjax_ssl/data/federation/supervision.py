@@ -34,7 +34,6 @@ from fedjax_ssl.registry import Registry
 
 # class shares at test time: of the clients' examples, or of their sets
 Prior = Literal["train", "uniform", "sets"]
-NoiseMode = Literal["relative", "additive"]
 
 
 class Supervision(NamedTuple):
@@ -54,8 +53,7 @@ class Supervision(NamedTuple):
     # ^ rules and for how many further clients; None: all clients
     prior: str = "train"
     # ^ class shares at test time: of the clients' examples, "uniform", or what the "sets" add up to
-    noise: tuple[float, str] = (0.0, "relative")
-    # ^ noise of the class shares that clients report, and its mode
+    noise: float = 0.0  # of the class shares that clients report
 
     def check(self, num_clients: int, num_with_label: int) -> None:
         """Raise ValueError where more labels or more clients of a kind are asked for than
@@ -145,8 +143,8 @@ class Supervision(NamedTuple):
         plain = plain._replace(client=jnp.where(others[plain.client], plain.client, -1))
         weak = weak_labels.together(observed)
         entries = jax.tree.map(lambda *parts: jnp.concatenate(parts), plain, weak.entries)
-        if self.noise[0]:
-            shown = weak_labels.perturbed_shares(named_key(key, "noise"), weak.matrix, *self.noise)
+        if self.noise:
+            shown = weak_labels.perturbed_shares(named_key(key, "noise"), weak.matrix, self.noise)
             matrix = jnp.where(weak.from_sets[:, None, None], shown, weak.matrix)
             weak = weak._replace(matrix=matrix)
         facts = weak._asdict()
@@ -392,7 +390,6 @@ def sets(
     shared_shares: bool = False,
     test_prior: Prior = "train",
     noise: Annotated[float, In()] = 0.0,
-    noise_mode: NoiseMode = "relative",
 ) -> Supervision:
     """No client sees any label: each has unlabelled sets and knows their class shares (FedUL).
 
@@ -404,12 +401,11 @@ def sets(
         test_prior: class shares at test time, which clients know: of the "train" examples,
             "uniform", or as the "sets" add up to.
         noise: how badly clients know the shares of their sets, see `perturbed_shares`.
-        noise_mode: "relative" or "additive".
     """
     rule = unlabelled_sets(
         (sets,) if set_counts is None else tuple(set_counts), protocol, shared_shares
     )
-    return no_labels()._replace(weak=((rule, None),), prior=test_prior, noise=(noise, noise_mode))
+    return no_labels()._replace(weak=((rule, None),), prior=test_prior, noise=noise)
 
 
 def as_given(test_prior: Prior = "sets") -> Supervision:
@@ -432,7 +428,6 @@ def mixed(
     protocol: Protocol = "dealt",
     test_prior: Prior = "train",
     noise: Annotated[float, In()] = 0.0,
-    noise_mode: NoiseMode = "relative",
 ) -> Supervision:
     """Clients of four kinds: `labelled_clients` with class labels, others with coarse labels, sets,
     or nothing.
@@ -447,14 +442,13 @@ def mixed(
         protocol: how sets are filled.
         test_prior: class shares at test time.
         noise: noise of the shares of sets.
-        noise_mode: "relative" or "additive".
     """
     base = all_labels() if labels is None else per_client(labels)
     rules = (
         (weak_labels.coarse_labels(correspondence, overlap), coarse_clients),
         (unlabelled_sets((sets,), protocol), set_clients),
     )
-    return base._replace(weak=rules, prior=test_prior, noise=(noise, noise_mode))
+    return base._replace(weak=rules, prior=test_prior, noise=noise)
 
 
 def balanced_draw(key: PRNGKey, labels: Ids, available: Mask, each: int) -> Mask:

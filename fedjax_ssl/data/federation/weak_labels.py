@@ -250,7 +250,7 @@ def shares_of_sets(
 
 
 def perturbed_shares(
-    key: PRNGKey, shares: Float[Array, "C O K"], noise: float, mode: str = "relative"
+    key: PRNGKey, shares: Float[Array, "C O K"], noise: float
 ) -> Float[Array, "C O K"]:
     """Class shares as somebody who counted badly would report them; the paper's formula is lost,
     this one is ours.
@@ -258,14 +258,11 @@ def perturbed_shares(
     Args:
         key: typed PRNG key.
         shares: rows sum to 1, or are zero on padding.
-        noise: epsilon; every entry goes up or down with equal chance, by epsilon ("additive") or by
-            epsilon times itself ("relative"), is cut to [0, 1], and rows are normalized. A row that
-            is cut to zero becomes uniform.
-        mode: "relative" or "additive".
+        noise: epsilon; every entry goes up or down with equal chance, by epsilon times itself, is
+            cut to [0, 1], and rows are normalized. A row that is cut to zero becomes uniform.
     """
     sign = jnp.where(jax.random.bernoulli(key, shape=shares.shape), 1.0, -1.0)
-    moved = shares * (1.0 + noise * sign) if mode == "relative" else shares + noise * sign
-    moved = jnp.clip(moved, 0.0, 1.0)
+    moved = jnp.clip(shares * (1.0 + noise * sign), 0.0, 1.0)
     padding = shares.sum(axis=-1, keepdims=True) == 0
     emptied = moved.sum(axis=-1, keepdims=True) == 0
     return jnp.where(padding, 0.0, normalized(jnp.where(emptied, 1.0, moved)))

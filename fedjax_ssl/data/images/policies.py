@@ -112,14 +112,14 @@ def original(number: int, magnitude: float) -> Policy:
     return Policy(choices, number, levels=(1,))
 
 
-def fixmatch(number: int, cutout: float = 0.5, fixed: bool = False) -> Policy:
-    """FixMatch: 14 operations of uniform strength, then a cutout of a uniform or fixed share of
+def fixmatch(number: int, cutout: float = 0.5) -> Policy:
+    """FixMatch: 14 operations of uniform strength, then a cutout of a uniform share of
     the side.
     """
     return Policy(
         _uniform(bits=(4, 5, 6, 7, 8)),
         number,
-        cutout=Choice("cutout", (cutout,) if fixed else _range(0.0, cutout), fill=GREY, full=False),
+        cutout=Choice("cutout", _range(0.0, cutout), fill=GREY, full=False),
     )
 
 

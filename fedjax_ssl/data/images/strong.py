@@ -60,7 +60,6 @@ def fixmatch(
     before: Before,
     operations: Limited = 2,
     cutout: Annotated[float, In("[0, 1]")] = 0.5,
-    fixed_cutout: bool = False,
     input_max: float = 255.0,
 ) -> Augmentation:
     """Strong augmentation of FixMatch: operations of uniform strength, then a cutout.
@@ -69,10 +68,9 @@ def fixmatch(
         before: view before the operations.
         operations: random operations per image.
         cutout: largest side of the cutout, as a share of the images'.
-        fixed_cutout: always this side; otherwise uniform up to it.
         input_max: largest stored value.
     """
-    return _strong(policies.fixmatch(operations, cutout, fixed_cutout), before, input_max)
+    return _strong(policies.fixmatch(operations, cutout), before, input_max)
 
 
 def semifl(before: Apart, operations: Limited = 2, input_max: float = 255.0) -> Augmentation:

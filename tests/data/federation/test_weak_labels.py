@@ -139,9 +139,7 @@ def test_noise_follows_its_formula() -> None:
         moved = np.asarray(perturbed_shares(jax.random.key(seed), shares, 0.2))
         assert any(np.allclose(moved[0], row, atol=2e-6) for row in worked)
         assert not moved[1].any(), "padding stays"
-    emptied = np.asarray(
-        perturbed_shares(jax.random.key(0), jnp.asarray([[0.5, 0.5]] * 32), 1.0, "additive")
-    )
+    emptied = np.asarray(perturbed_shares(jax.random.key(0), jnp.asarray([[0.5, 0.5]] * 32), 1.0))
     np.testing.assert_allclose(emptied.sum(axis=1), 1.0)
     assert (emptied == 0.5).all(axis=1).any(), "a row that is cut to zero becomes uniform"
 
