@@ -207,39 +207,22 @@ def _train_clients(
         replicas, state = _train_replicas(
             setup, groups, stage, data, rate, context, state, of_replicas
         )
-    # 1. All that is sent.
-    context, sent, download = _send(groups, training, data, rate, context, state, received)
-    # 2. Local training, without clients that have dropped out since.
-    participation = setup.participation
-    left = None if participation is None else participation.left(context)
-    total, stacked = place_clients(
-        execution,
-        training.sampler,
-        state,
-        data,
-        partial(local_round, setup, groups, training, execution.keep_models),
-        download,
-        _active(training, context, sent, left),
-        context.valid,
-    )
-    if left is not None:
-        stacked = stacked._replace(arrived=stacked.arrived & ~left, lost=left)
-    # 3. The average.
-    state, info = _absorb(
+    trained = _train_locally(
         setup,
         groups,
         training,
         data,
+        rate,
         context,
         state,
-        sent,
-        download,
-        total,
-        stacked,
-        replicas,
-        stage.statistics_of,
+        received,
+        partial(place_clients, execution, training.sampler, state, data),
+        execution.keep_models,
     )
-    return state, info if replicas is None else with_server(info, work_done(replicas.work))
+    after, info = _absorb(
+        setup, groups, training, data, state, *trained, replicas, stage.statistics_of
+    )
+    return after, info if replicas is None else with_server(info, work_done(replicas.work))
 
 
 def _train_server(
@@ -253,30 +236,20 @@ def _train_server(
     key_name: str,
 ) -> tuple[ServerState, Metrics]:
     """Train the server as a federation of one client that is always there: (state, metrics)."""
-    server = server_as_client(data)
-    own, training, context = _at_server(setup, stage, context, state, server, key_name, ())
-    own = own._replace(federated_optimizer=fedavg())
+    assert stage.server is not None
+    own = _at_server(setup, stage)._replace(federated_optimizer=fedavg())
     common = groups._replace(private=(), own_statistics=False)
-    kept = context.clients.kept
-    assert kept is not None
+    kept = Kept({}, state.server if stage.keep_server_optimizer else {}, {}, ())
     alone = state._replace(optimizer=(), local_optimizer={}, clients=kept)
-    context, sent, download = _send(common, training, data, rate, context, alone, ())
-    total, stacked = train_cohort(
-        partial(local_round, own, common, training, False),
-        download,
-        _active(training, context, sent),
-        context.valid,
-    )
-    trained, info = _absorb(
-        own, common, training, data, context, alone, sent, download, total, stacked
-    )
-    untouched = {
-        "optimizer": state.optimizer,
-        "clients": state.clients,
-        "local_optimizer": state.local_optimizer,
-    }
-    after = trained.clients.optimizer if stage.keep_server_optimizer else state.server
-    return trained._replace(server=after, **untouched), info
+    context = _with_clients(context, server_as_client(data)._replace(kept=kept), key_name)
+    trained = _train_locally(own, common, stage.server, data, rate, context, alone, ())
+    after, info = _absorb(own, common, stage.server, data, alone, *trained)
+    return after._replace(
+        server=after.clients.optimizer if stage.keep_server_optimizer else state.server,
+        optimizer=state.optimizer,
+        clients=state.clients,
+        local_optimizer=state.local_optimizer,
+    ), info
 
 
 def _train_replicas(
@@ -292,20 +265,18 @@ def _train_replicas(
     """Train the server as members of the average: (their sums, state with the optimizers that they
     keep). Upload transforms do not see them: nothing of them leaves the server.
     """
-    clients = _repeated(server_as_client(data), stage.replicas)
-    clients = clients._replace(id=jnp.arange(stage.replicas, dtype=clients.id.dtype))
-    kept = context.clients.kept
-    assert kept is not None
-    nothing = _repeated(jax.tree.map(jnp.zeros_like, kept.federated), stage.replicas)
-    own, training, context = _at_server(setup, stage, context, state, clients, "server", nothing)
+    assert stage.server is not None and context.clients.kept is not None
+    number = stage.replicas
+    nothing = _repeated(jax.tree.map(jnp.zeros_like, context.clients.kept.federated), number)
+    kept = Kept({}, state.server if stage.keep_server_optimizer else {}, {}, nothing)
+    clients = _repeated(server_as_client(data), number)
+    clients = clients._replace(id=jnp.arange(number, dtype=clients.id.dtype), kept=kept)
+    own = _at_server(setup, stage)
     common = groups._replace(own_statistics=False)
+    context = _with_clients(context, clients, "server")
     alone = state._replace(local_optimizer={})
-    context, sent, download = _send(common, training, data, rate, context, alone, received)
-    total, stacked = train_cohort(
-        partial(local_round, own, common, training, False),
-        download,
-        _active(training, context, sent),
-        context.valid,
+    *_, total, stacked = _train_locally(
+        own, common, stage.server, data, rate, context, alone, received
     )
     if not stage.keep_server_optimizer:
         return total, state
@@ -313,22 +284,11 @@ def _train_replicas(
     return total, state._replace(server=jax.tree.map(keep, stacked.kept.optimizer, state.server))
 
 
-def _at_server(
-    setup: Setup,
-    stage: Stage,
-    context: RoundContext,
-    state: ServerState,
-    clients: Client,
-    key_name: str,
-    federated: PyTree,
-) -> tuple[Setup, Training, RoundContext]:
-    """Return the run, the training and the round of what the server does in place of clients:
-    nothing is sent, and the state of its optimizer is its own, as is what its `clients` keep for
-    the federated optimizer.
+def _at_server(setup: Setup, stage: Stage) -> Setup:
+    """Return the run of a server in place of clients: nothing is sent, and the state of its
+    optimizer is its own.
     """
-    assert stage.server is not None
-    kept = Kept({}, state.server if stage.keep_server_optimizer else {}, {}, federated)
-    own = setup._replace(
+    return setup._replace(
         keep_optimizer=stage.keep_server_optimizer,
         uploads=(),
         weighting="uniform",
@@ -336,13 +296,16 @@ def _at_server(
         combine_uploads=None,
         participation=None,
     )
-    context = context._replace(
+
+
+def _with_clients(context: RoundContext, clients: Client, key_name: str) -> RoundContext:
+    """Return a round of these clients, which are all there, with draws of its own."""
+    return context._replace(
         key=named_key(context.key, key_name),
-        clients=clients._replace(kept=kept),
+        clients=clients,
         valid=jnp.ones(clients.id.shape, bool),
         slots=None,
     )
-    return own, stage.server, context
 
 
 def _sent_by_optimizer(
@@ -371,7 +334,8 @@ def _sent_by_optimizer(
     return clients, jax.tree.map(lambda x: x[size:], received)
 
 
-def _send(
+def _train_locally(
+    setup: Setup,
     groups: ParameterGroups,
     training: Training,
     data: FederatedData,
@@ -379,10 +343,13 @@ def _send(
     context: RoundContext,
     state: ServerState,
     received: PyTree,
-) -> tuple[RoundContext, dict[str, Broadcast], Download]:
-    """Return the round with what each client is sent, what each term sends, and the message to all
-    clients.
+    place: Callable[..., tuple[Total, Arrivals]] = train_cohort,
+    keep_models: bool = False,
+) -> tuple[RoundContext, dict[str, Broadcast], Download, Total, Arrivals]:
+    """Send what clients need, and train them: (the round with what each was sent, what each term
+    sent, the message to all, sums over the clients, results of each).
     """
+    # 1. All that is sent.
     states = dict(state.terms)
     sent = {}
     for term in training.terms:
@@ -390,6 +357,7 @@ def _send(
     clients = context.clients._replace(
         sent={name: message.own for name, message in sent.items()}, sent_by_optimizer=received
     )
+    context = context._replace(clients=clients)
     shared = {name: message.shared for name, message in sent.items()}
     download = Download(
         key=context.key,
@@ -405,19 +373,16 @@ def _send(
         test=_test(data),
         uploads=state.uploads,
     )
-    return context._replace(clients=clients), sent, download
-
-
-def _active(
-    training: Training,
-    context: RoundContext,
-    sent: dict[str, Broadcast],
-    left: Bool[Array, " p"] | None = None,
-) -> Client:
-    """Return the cohort, in which clients that no term asks for, or that left, have no examples."""
+    # 2. Local training, without clients that no term asks for and those that dropped out since.
+    left = None if setup.participation is None else setup.participation.left(context)
     asked = [term.server.participates(sent[term.name], context) for term in training.terms]
     stay = jnp.stack(asked).any(0)
-    return without_examples(context.clients, stay if left is None else stay & ~left)
+    active = without_examples(clients, stay if left is None else stay & ~left)
+    local_of = partial(local_round, setup, groups, training, keep_models)
+    total, stacked = place(local_of, download, active, context.valid)
+    if left is not None:
+        stacked = stacked._replace(arrived=stacked.arrived & ~left, lost=left)
+    return context, sent, download, total, stacked
 
 
 @jax.named_scope(AVERAGE)
@@ -426,8 +391,8 @@ def _absorb(
     groups: ParameterGroups,
     training: Training,
     data: FederatedData,
-    context: RoundContext,
     state: ServerState,
+    context: RoundContext,
     sent: dict[str, Broadcast],
     download: Download,
     total: Total,
