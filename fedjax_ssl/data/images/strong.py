@@ -1,7 +1,7 @@
 """Strong augmentation by name: RandAugment as the papers of the field use it.
 
-Each is a policy of `policies.py`, after a shift and a flip where the paper has them; `docs/your_data.md`
-shows their operations and ranges side by side.
+Each is a policy of `policies.py`, after a shift and a flip where the paper has them;
+`docs/your_data.md` shows their operations and ranges side by side.
 """
 
 import dataclasses
