@@ -16,7 +16,6 @@ from fedjax_ssl.federated import (
     WEIGHTINGS,
 )
 from fedjax_ssl.federated.uploads import FAULTS, UPLOADS
-from fedjax_ssl.folder.writers import WRITERS
 from fedjax_ssl.graph.settings import GraphSettings, Hamming, Level
 from fedjax_ssl.methods.around import AROUND
 from fedjax_ssl.models import PRECISIONS
@@ -24,6 +23,7 @@ from fedjax_ssl.objectives import INVERSE, LOSSES
 from fedjax_ssl.registry import CHANGES, Option, option_of
 
 DIRECTIONS = ("maximize", "minimize")
+VIEWERS = ("tensorboard", "wandb")  # each opened by `fedjax_ssl.folder.writers`
 _SHARE = In("[0, 1)")
 _PROBABILITY = In("[0, 1]")
 _WEIGHT = In("[0, inf)")
@@ -332,7 +332,7 @@ SECTIONS: dict[str, dict[str, Option]] = {
         ),
     },
     "tracking": {
-        "writers": _watching((), "viewers that get the metrics too", Several(WRITERS)),
+        "writers": _watching((), "viewers that get the metrics too", Several(VIEWERS)),
         "project": _watching("fedjax_ssl", "project at wandb"),
         "offline": _watching(False, "wandb keeps its record in the run folder"),
     },

@@ -20,13 +20,12 @@ from fedjax_ssl.folder.files import Closing, plain_value, write_atomically
 from fedjax_ssl.folder.folder import flat_config
 
 _MODULES = {"tensorboard": "tensorboardX", "wandb": "wandb"}
-WRITERS = tuple(_MODULES)
 
 
 class WriterSettings(NamedTuple):
     """Viewers that get the rows of a run, and where they keep them."""
 
-    writers: tuple[str, ...] = ()  # writers of `WRITERS`
+    writers: tuple[str, ...] = ()
     project: str = "fedjax_ssl"
     offline: bool = False  # nothing leaves the machine: the records lie in the run folder
 

@@ -244,7 +244,7 @@ def do_runs(tell: Tell, sweep: Path, names: Collection[str], at_once: int | None
         with contextlib.suppress(Exception):  # a run that cannot be says so itself
             # Runs of the program that others do are given the same shapes.
             program = [run for run in plan.runs if run.program == runs[0].program]
-            shared.align([configs.resolve(plans.config_of(run)) for run in program])
+            shared.align([plans.config_of(run) for run in program])
         batches = in_batches(points, shared, at_once, start)
         for run, point, (result, seconds) in zip(runs, points, batches, strict=True):
             tell(Ended(run.name, results.note_end(Path(point.workdir), result), seconds))

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import jax.numpy as jnp
 import pytest
 
+from fedjax_ssl.config.sections import VIEWERS
 from fedjax_ssl.folder import writers
 from fedjax_ssl.folder.writers import Writer, WriterFailed, WriterSettings, open_writers
 
@@ -160,3 +161,7 @@ def test_the_real_wandb_keeps_an_offline_record(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     write_all(tmp_path, ("wandb",), offline=True)
     assert list(tmp_path.rglob("offline-run-*/*.wandb"))
+
+
+def test_every_viewer_of_the_config_can_be_opened() -> None:
+    assert writers._MODULES.keys() == {*VIEWERS}
