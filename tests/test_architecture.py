@@ -19,7 +19,7 @@ from tests.methods import cases
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
 # Arrows down the table, inside a function: what is imported when somebody asks for it.
-WHEN_ASKED = {("graph", "secure"), ("data", "cli")}
+WHEN_ASKED = {("data", "cli")}
 CLIENT = toy.LABELLED.index(0)
 
 

@@ -70,6 +70,7 @@ OWN = {
     "my_things": "def partition",
     "my_uploads": "def clip(",
     "my_nets": "class Linen",
+    "my_lora": "def adapted",
     "my_metrics": "def weighted_f1",
 }
 
