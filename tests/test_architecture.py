@@ -1,4 +1,4 @@
-"""What docs/architecture.md says of the rooms, and of clients without a labelled example, is so."""
+"""What the docs say of the rooms, and of clients without a labelled example, is so."""
 
 import ast
 import dataclasses
@@ -17,7 +17,9 @@ from tests import toy
 from tests.methods import cases
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGE = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+PAGE = "".join(
+    (ROOT / "docs" / name).read_text(encoding="utf-8") for name in ("architecture.md", "choose.md")
+)
 # Arrows down the table, inside a function: what is imported when somebody asks for it.
 WHEN_ASKED = {("data", "cli")}
 CLIENT = toy.LABELLED.index(0)

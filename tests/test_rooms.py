@@ -15,7 +15,7 @@ FILES = {path: ast.parse(path.read_text("utf-8")) for path in sorted(PACKAGE.rgl
 def rooms_in_order() -> list[str]:
     """Rooms, and modules beside them, by the table in docs/architecture.md."""
     text = (ROOT / "docs" / "architecture.md").read_text("utf-8")
-    rows = re.findall(r"^\| (`.*?) \|", text[: text.index("## A config")], re.M)
+    rows = re.findall(r"^\| (`.*?) \|", text[: text.index("## A run\n")], re.M)
     return [name.rstrip("/") for row in rows for name in re.findall(r"`(\w+(?:/|\.py))`", row)]
 
 
