@@ -1,6 +1,7 @@
 """Code of a user's own: brought in by name or from a file, and blamed for what it raises."""
 
 import difflib
+import hashlib
 import importlib
 import inspect
 import linecache
@@ -203,6 +204,14 @@ def sources(names: Iterable[str]) -> dict[str, tuple[Path, str]]:
         name: (path, _text(name, path))
         for name, path in own.items()
         if path.suffix == ".py" and not asked.isdisjoint(path.parents)
+    }
+
+
+def digests(names: Iterable[str]) -> dict[str, str]:
+    """Return a digest of each of these modules."""
+    return {
+        name: hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+        for name, (_, text) in sources(names).items()
     }
 
 

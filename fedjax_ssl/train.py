@@ -366,7 +366,8 @@ def over_seeds(train: Train, mesh: Mesh | None = None) -> Callable[..., PyTree]:
                 for at, key in enumerate(keys)
             ]
             return jax.tree.map(lambda *leaves: jnp.stack(leaves), *each)
-        alike = [dataclasses.replace(one, inputs=None) for one in of_one_shape(drawn)]
+        shared: Any = None  # examples, an argument of their own
+        alike = [dataclasses.replace(one, inputs=shared) for one in of_one_shape(drawn)]
         federations = jax.tree.map(lambda *leaves: jnp.stack(leaves), *alike)
         return _awaited(compiled(drawn[0].inputs, keys, federations, dict(numbers)))
 

@@ -1,7 +1,9 @@
 """Encoders by name: a network of timm, the network of a run, or a function of a user's own."""
 
 import importlib
+import re
 from collections.abc import Callable, Mapping, Sequence
+from importlib import metadata
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -217,7 +219,9 @@ def _clients(dataset: Dataset) -> dict[str, list[str]]:
 def _own(name: str, dataset: Dataset) -> Encoder:
     """Take a function of a user's own: plain, or a module, which works as in evaluation."""
     found = own_code.import_named("encoder", name)
-    known = {"own": name, "code": own_code.fingerprint(name)}
+    packages = metadata.packages_distributions().get(re.split(r"[.:]", name)[0], ())
+    versions = {one: metadata.version(one) for one in packages}
+    known = {"own": name, "code": own_code.digests([name]) or versions}
     if hasattr(found, "state_dict") and hasattr(found, "eval"):
         _check_range(dataset)
         function = _torch(found, dataset.input_max)

@@ -2,7 +2,6 @@
 decide draws: what decides a run beside its config and its data.
 """
 
-import hashlib
 from collections.abc import Iterator
 from functools import partial
 from typing import Any
@@ -12,7 +11,7 @@ import ml_collections
 from flax.traverse_util import flatten_dict
 
 from fedjax_ssl import config as configs
-from fedjax_ssl.own_code import sources
+from fedjax_ssl.own_code import digests, sources
 
 _PACKAGE = __name__.partition(".")[0]
 _DRAWS = (
@@ -50,10 +49,7 @@ def registered_in_words(config: ml_collections.ConfigDict) -> Iterator[str]:
 
 def code(config: ml_collections.ConfigDict) -> dict[str, str]:
     """Give digests of the modules of a user's own that a config names, and of those beside them."""
-    return {
-        name: hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
-        for name, (_, text) in sources(_names(config)).items()
-    }
+    return digests(_names(config))
 
 
 def copies(config: ml_collections.ConfigDict) -> dict[str, str]:

@@ -166,8 +166,8 @@ def _holds_several(field: str) -> bool:
     """Tell whether a value of a field is a tuple, so that its commas are its own."""
     section, _, option = field.partition(".")
     if section == "data" and field not in configs.FIELDS:
-        field = data.SOURCES.fields().get(option)
-        return field is not None and field.type is tuple
+        known = data.SOURCES.fields()
+        return option in known and known[option].type is tuple
     return field in configs.FIELDS and configs.FIELDS[field].type is tuple
 
 
