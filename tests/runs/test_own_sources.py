@@ -16,6 +16,7 @@ from fedjax_ssl.runs.loop import run
 from fedjax_ssl.trained import TrainedModelError
 
 NETWORK = """
+import fedjax_ssl as fs
 import flax.linen as nn
 from own_layers import WIDTH, squashed
 
@@ -26,6 +27,10 @@ class Net(nn.Module):
     @nn.compact
     def __call__(self, x, train):
         return nn.Dense(self.num_classes)(squashed(nn.Dense(WIDTH)(x.reshape(len(x), -1))))
+
+
+def net(num_classes, input_shape):
+    return fs.from_linen(Net(num_classes), input_shape)
 """
 LAYERS = """
 import jax.nn
@@ -79,7 +84,7 @@ def start(folder, rounds=1):
     config = presets.digits_by_writer("fedavg", "all")
     config.update_from_flattened_dict({"rounds": rounds, "eval_every": 1})
     config.metrics = ("own_training:score",)
-    config.model.name = "own_net:Net"
+    config.model.name = "own_net:net"
     config.optimizer.name = "own_training:optimizer"
     config.optimizer.schedule = "own_training:rate"
     config.optimizer.schedule_rounds = 2
@@ -95,9 +100,9 @@ def contents(folder):
 @pytest.mark.thorough
 def test_modules_beside_a_named_one_belong_to_it(tmp_path, write):
     importlib.import_module("own_net")
-    assert {*sources(["own_net:Net"])} == {"own_net", "own_layers"}  # own_training is not imported
+    assert {*sources(["own_net:net"])} == {"own_net", "own_layers"}  # own_training is not imported
     (tmp_path / "own_layers.py").write_text("")  # what is not imported does not count
-    assert sources(["own_net:Net"])["own_layers"][1] == LAYERS
+    assert sources(["own_net:net"])["own_layers"][1] == LAYERS
     assert not sources(["optax:sgd", "nowhere:nothing"])
 
 
