@@ -305,6 +305,11 @@ def state_in_words(row: Row) -> str:
     return f"shown in {row.held} of {row.columns} columns" if row.state == PARTLY else row.state
 
 
+def anchor_of(table: str, scale: str) -> str:
+    """Return the name by which links find a table at a scale."""
+    return f"{table}-{scale}".replace(".", "")
+
+
 def line(row: Row) -> str:
     """Write a claim as a row of Markdown."""
     claim = row.claim
@@ -313,7 +318,7 @@ def line(row: Row) -> str:
     if claim.lacks and row.state != SHOWN:
         numbers.append(claim.lacks)
     made = ", ".join(
-        f"[`fedjax-ssl reproduce {name} --run --scale {row.scale}`](#{name}-{row.scale})"
+        f"[`fedjax-ssl reproduce {name} --run --scale {row.scale}`](#{anchor_of(name, row.scale)})"
         for name in row.tables
     )
     cells = (

@@ -28,14 +28,14 @@ def page(tables: Mapping[str, Table], asserted: Sequence[claims.Claim]) -> str:
     for result in found:
         if (table := tables.get(result.table)) is None:
             continue  # of another paper
-        anchor = f"{table.name}-{result.scale}"
+        anchor = claims.anchor_of(table.name, result.scale)
         agreed = results.order(table, result).removeprefix("order: ")
         source = "; ".join((table.source, *results.other_data(result)))
         why = table.why.get(result.scale, "-")
         agreed = agreed.replace(" as in the paper", "") or "-"
         row = [f"[{table.name}](#{anchor})", result.scale, source, agreed, why]
         lines.append(f"| {' | '.join(row)} |")
-        sections.append(f"## {anchor}\n\n{results.markdown(table, result)}\n")
+        sections.append(f"## {table.name}-{result.scale}\n\n{results.markdown(table, result)}\n")
     return "\n".join([*lines, "", *to_run(tables, found), *sections])
 
 
