@@ -126,8 +126,8 @@ def from_nnx(make: Callable[[nnx.Rngs], nnx.Module]) -> Model:
         net = nnx.merge(graph, *map(jax.tree.unflatten, map(jax.tree.structure, trees), leaves))
         net.train() if train else net.eval()
         result = net(inputs, **_options(net)(train, mask))
-        *_, state = nnx.split(net, nnx.Param, nnx.RngState, ...)
-        return result, _nested(state)
+        split: Any = nnx.split(net, nnx.Param, nnx.RngState, ...)
+        return result, _nested(split[-1])
 
     return Model(jax.jit(init), _apply_of(call))
 
