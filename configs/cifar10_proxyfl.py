@@ -5,7 +5,6 @@
     # inputs standardized as in the code
     python -m fedjax_ssl.main --config configs/cifar10_proxyfl.py:0.1,code
     # as the paper's text has it, where it differs
-    python -m fedjax_ssl.main --config configs/cifar10_proxyfl.py --method.variant=paper
 
 20 clients with 250 labelled of 2,500 images each, 8 per round, ResNet-8 of four times the width,
 300 rounds: a run for a GPU, not reproduced. Numbers of the paper: experiments/papers/tables/proxyfl.toml.

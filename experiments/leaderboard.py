@@ -86,8 +86,6 @@ CONSISTENCY = {
     "freematch, labels of the received model, decay 0.99": Row(
         "fixmatch", {**FREEMATCH, "method.threshold_decay": 0.99}
     ),
-    "flexmatch": Row("fixmatch", {"method.threshold_rule": "flexmatch"}),
-    "softmatch": Row("fixmatch", {"method.threshold_rule": "softmatch"}),
     **{
         name: Row(name)
         for name in ("uda", "mixmatch", "mean_teacher", "pi_model", "vat", "pseudo_label")

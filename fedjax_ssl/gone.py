@@ -15,22 +15,25 @@ class Gone(NamedTuple):
 _SHARED = "clients share every class of which they have a label"
 _PROXYFL = "ProxyFL's parts are those of method.name=proxyfl"
 _ALONE = "a part is one loss without batches, server or average; write method.name=fixmatch"
+_AS_CODE = "ProxyFL is that of the authors' code"
 _DIVERSITY = "gradient diversity is no longer measured"
 _ARRIVALS = "the server averages the uploads that arrive by their weights"
 _ON_TIME = "an upload arrives in its round or is lost"
 _NO_CLOCK = "rounds have no simulated time"
 _ONE_SUM = "noise is added to updates alone"
+_FREEMATCH = "the rule of thresholds that follow training is method.threshold_rule=freematch"
+_FIXED = "the threshold is fixed"
 # of methods with a rule of thresholds
 _OF_RULES = {
     "threshold_scope": Gone("what a threshold rule has learned is sent and averaged", ("global",)),
     "threshold_floor": Gone("thresholds have no floor", (0.0,)),
     "threshold_ceiling": Gone("the mean confidence has no ceiling", (1.0,)),
     "fairness_weight": Gone("FreeMatch's fairness has the weight 0.001", (0.001,)),
-    "warm_up": Gone(
-        "examples without a confident prediction lower FlexMatch's thresholds", (True,)
-    ),
-    "deviations": Gone("SoftMatch's n_sigma is 2", (2.0,)),
-    "alignment": Gone("SoftMatch aligns predictions with uniform classes", ("uniform",)),
+    "warm_up": Gone(_FREEMATCH, (True,)),
+    "deviations": Gone(_FREEMATCH, (2.0,)),
+    "alignment": Gone(_FREEMATCH, ("uniform",)),
+    "threshold_rule=flexmatch": Gone(_FREEMATCH),
+    "threshold_rule=softmatch": Gone(_FREEMATCH),
 }
 _WITH_RULES = (
     *("fixmatch", "uda", "mixmatch", "vat", "pi_model", "pseudo_label"),
@@ -55,6 +58,14 @@ GONE = {
         for method in _WITH_RULES
         for setting, entry in _OF_RULES.items()
     },
+    **{
+        f"{method}.{setting}": Gone(_FIXED, (value,))
+        for method in ("sage", "proxyfl")
+        for setting, value in (("threshold_rule", "fixed"), ("threshold_decay", 0.999))
+    },
+    "proxyfl.variant": Gone(_AS_CODE, ("code",)),
+    "proxyfl.projection": Gone(_AS_CODE, (None, True)),
+    "proxyfl.tuning_anchor": Gone(_AS_CODE, (None, "client")),
     "sage.contrast_weight": Gone(_PROXYFL, (0.0,)),
     "sage.tuning_epochs": Gone(_PROXYFL, (0,)),
     **{f"{method}.contrast_weight": Gone(_PROXYFL, (0.0,)) for method in ("fixmatch", "uda")},

@@ -153,16 +153,12 @@ class _OfMethods(NamedTuple):
 
 
 _RULES_OF_METHODS = (
-    _OfMethods("threshold_rule", ("freematch", "softmatch"), ("threshold_decay",)),
+    _OfMethods("threshold_rule", ("freematch",), ("threshold_decay",)),
     _OfMethods("tsa", ("exp", "linear", "log"), ("tsa_rounds",)),
-    _OfMethods("variant", ("code",), ("prior_decay",)),
-    _OfMethods("contrast_weight", (), ("projection", "prior_decay")),
-    _OfMethods(
-        "tuning_epochs", (), ("tuning_rate", "tuning_batch_size", "tuning_cap", "tuning_anchor")
-    ),
+    _OfMethods("threshold_rule", ("fixed",), ("threshold",)),
+    _OfMethods("contrast_weight", (), ("prior_decay",)),
+    _OfMethods("tuning_epochs", (), ("tuning_rate", "tuning_batch_size", "tuning_cap")),
 )
-# `threshold` of a fixed rule and of FlexMatch's examples, which the contrast of ProxyFL has too.
-_THRESHOLD = _OfMethods("threshold_rule", ("fixed", "flexmatch"), ("threshold",))
 
 
 def _note_settings_of_methods(config: ml_collections.ConfigDict) -> None:
@@ -175,8 +171,6 @@ def _note_settings_of_methods(config: ml_collections.ConfigDict) -> None:
         section = config.method[part] if part else config.method
         place = f"config.method.{part}{'.' * bool(part)}"
         rules = [rule for rule in _RULES_OF_METHODS if setting in rule.settings]
-        if setting == "threshold" and not section.get("contrast_weight"):
-            rules.append(_THRESHOLD)
         for rule in rules:
             if rule.decides in section and not rule.holds(section):
                 note(f"{place}{setting}={value} has no effect without {rule.needs(place)}")

@@ -201,7 +201,7 @@ def confident_term(setup: Setup, settings: Confident, guessing: Guessing) -> Ter
         learns = step.outputs[strong.name].logits
         mask = step.streams[UNLABELLED].mask
         if settings.mask_mean == "confident":
-            mask = mask & guess.counted.astype(bool)
+            mask = mask & guess.counted
         return _hard_label_loss(learns, guess, mask), guess, learns
 
     return guesses.term(TERM, (weak, strong), loss)
@@ -296,7 +296,7 @@ def uda(setup: Setup, settings: UDA, guessing: Guessing) -> Recipe:
     strong = strong_view(setup)
     labelled = augmented_view(setup, LABELLED)
 
-    guesses = guesses_of(setup, guessing, settings.threshold, settings.labelled_too, above=True)
+    guesses = guesses_of(setup, guessing, settings.threshold, above=True)
 
     def loss(step: Step) -> tuple[Array, Guess, Array]:
         guess = guesses(step, step.inputs[weak.name], step.outputs[weak.name].logits)
@@ -374,7 +374,7 @@ def mixmatch(setup: Setup, settings: MixMatch, guessing: Guessing) -> Recipe:
         weak._replace(name=f"{weak.name}/{place}") for place in range(1, settings.num_augmentations)
     )
     guessed = (weak, *more)
-    guesses = guesses_of(setup, guessing, settings.threshold, settings.labelled_too)
+    guesses = guesses_of(setup, guessing, settings.threshold)
 
     def loss(step: Step) -> tuple[Array, Guess, Array]:
         own = [step.outputs[view.name].logits for view in guessed]
@@ -530,7 +530,7 @@ def pi_model(setup: Setup, settings: PiModel, guessing: Guessing) -> Recipe:
         ValueError: for a setting outside its range, or a federation with nothing to learn from.
     """
     weak = augmented_view(setup, UNLABELLED)
-    guesses = guesses_of(setup, guessing, settings.threshold, settings.labelled_too)
+    guesses = guesses_of(setup, guessing, settings.threshold)
 
     def loss(step: Step) -> tuple[Array, Guess, Array]:
         learns = step.outputs[weak.name].logits
@@ -579,7 +579,7 @@ def vat(setup: Setup, settings: VAT, guessing: Guessing) -> Recipe:
         ValueError: for a setting outside its range, or a federation with nothing to learn from.
     """
 
-    guesses = guesses_of(setup, guessing, settings.threshold, settings.labelled_too)
+    guesses = guesses_of(setup, guessing, settings.threshold)
 
     def loss(step: Step) -> tuple[Array, Guess, Array]:
         batch = step.streams[UNLABELLED]
@@ -635,7 +635,7 @@ def pseudo_label(setup: Setup, settings: PseudoLabel, guessing: Guessing) -> Rec
     """
     check_whole_numbers(settings.ramp_start + 1, ramp_end=settings.ramp_end)
     weak = augmented_view(setup, UNLABELLED)
-    guesses = guesses_of(setup, guessing, settings.threshold, settings.labelled_too)
+    guesses = guesses_of(setup, guessing, settings.threshold)
 
     def loss(step: Step) -> tuple[Array, Guess, Array]:
         logits = step.outputs[weak.name].logits

@@ -67,6 +67,13 @@ if TYPE_CHECKING:
         proportion_loss,
         soft_cross_entropy,
     )
+    from fedjax_ssl.objectives.freematch import (
+        FreeMatch,
+        class_fairness,
+        freematch_start,
+        freematch_thresholds,
+        freematch_update,
+    )
     from fedjax_ssl.objectives.perturbation import (
         divergence_from,
         mean_entropy,
@@ -82,20 +89,5 @@ if TYPE_CHECKING:
         sharpen,
     )
     from fedjax_ssl.objectives.supervised import INVERSE, LOSSES, supervised_loss
-    from fedjax_ssl.objectives.thresholds import (
-        FreeMatch,
-        SoftMatch,
-        aligned,
-        class_fairness,
-        flexmatch_rates,
-        flexmatch_thresholds,
-        freematch_start,
-        freematch_thresholds,
-        freematch_update,
-        last_labels,
-        softmatch_start,
-        softmatch_update,
-        softmatch_weights,
-    )
 
 __getattr__, __dir__ = attach(__name__)

@@ -55,7 +55,7 @@ def test_a_run_names_what_it_used(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert main(["cite", str(tmp_path)]) == 0
     cited = capsys.readouterr().out
     used = ("sohn2020fixmatch", "li2020fedprox", "alpaydin1998digits", "wang2023freematch")
-    assert all(key in cited for key in used) and "softmatch" not in cited
+    assert all(key in cited for key in used) and "mixmatch" not in cited
 
 
 @pytest.mark.parametrize("name", ["xlcp", "folder"])

@@ -29,7 +29,7 @@ EXCEPTIONS = {
     "the paper's ablation": {
         *("fl2.adaptive_thresholds", "fl2.perturb", "fl2.uncertainty_weights"),
         *("cbafed.tail_second", "cbafed.local_residual", "cbafed.global_residual", "uda.tsa"),
-        *("proxyfl.prior_decay", "proxyfl.tuning_anchor", "proxyfl.tuning_batch_size"),
+        *("proxyfl.prior_decay", "proxyfl.tuning_batch_size"),
         *("proxyfl.tuning_cap", "proxyfl.tuning_rate"),
     },
     "as the released code, which a fixture compares": {

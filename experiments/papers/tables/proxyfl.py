@@ -1,8 +1,8 @@
 """ProxyFL: CVPR 2026, arXiv:2602.21078, whose tables have SAGE's federation and its numbers too.
 
 20 clients, 8 in a round, ResNet-8 of four times the width; single runs, without a spread. Rows of
-methods that are not in this package (FedLabel, FedLoke, FedDure, FedDB), and of FedMatch, whose
-networks and batches are its own, are left out.
+methods that are not in this package (FlexMatch, FedLabel, FedLoke, FedDure, FedDB), and of FedMatch,
+whose networks and batches are its own, are left out.
 """
 
 from experiments.papers import LABELLED_ONLY, without_unlabelled
@@ -31,11 +31,6 @@ SYSTEMS = {
     "FixMatch with FedProx": {
         "method.name": "fixmatch",
         "federated.name": "fedprox",
-        **FIXMATCH,
-    },
-    "FlexMatch": {
-        "method.name": "fixmatch",
-        "method.threshold_rule": "flexmatch",
         **FIXMATCH,
     },
     "SAGE": {"method.name": "sage"},

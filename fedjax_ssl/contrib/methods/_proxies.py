@@ -3,16 +3,14 @@ of, and tuning by the rows of many clients (ProxyFL).
 """
 
 from functools import partial
-from typing import Annotated, Literal, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Key
 
-from fedjax_ssl.checks import OneOf, checked
 from fedjax_ssl.objectives import at_least_float32, most_negative
 
-Anchor = Literal["client", "server"]
 SIMILAR = 1e-6  # rows that are less similar are nobody's negatives
 _SHORTEST = 1e-12  # vectors that are shorter are not divided by their length
 
@@ -31,16 +29,12 @@ class Tuning(NamedTuple):
     rate: float | Array = 0.005  # of plain SGD
     batch_size: int = 4
     cap: float | Array = 100.0  # the most that the margin may be
-    anchor: Anchor = "client"
-    # ^ "client": a client's row is told from the tuned rows of other classes, which are a margin
-    # nearer; "server": a tuned row is told from the client's rows of other classes
 
 
 def candidate_classes(
     probabilities: Float[Array, "n K"],
     prior: Float[Array, " K"],
     confident: Bool[Array, " n"],
-    weights: Float[Array, "n K"] | None = None,
 ) -> Candidates:
     """Return the likeliest class of confident rows, and the classes above their prior of others.
 
@@ -48,7 +42,6 @@ def candidate_classes(
         probabilities: q, of the classes.
         prior: a row may be of the classes with q > prior.
         confident: rows that are of one class.
-        weights: of the candidates of rows that are not confident; None: q.
 
     Example:
         >>> q = jnp.array([[0.45, 0.30, 0.25]])
@@ -58,13 +51,12 @@ def candidate_classes(
         ([[False, True, True]], [0.0, 0.3, 0.25])
     """
     q = jax.lax.stop_gradient(probabilities)
-    own = q if weights is None else jax.lax.stop_gradient(weights)
     likeliest = jax.nn.one_hot(jnp.argmax(q, axis=1), q.shape[1], dtype=q.dtype)
     possible = q > prior
     sure = confident[:, None]
     return Candidates(
         jnp.where(sure, likeliest > 0, possible),
-        jnp.where(sure, likeliest, jnp.where(possible, own, 0.0)),
+        jnp.where(sure, likeliest, jnp.where(possible, q, 0.0)),
     )
 
 
@@ -73,12 +65,11 @@ def proxy_contrast(
     proxies: Float[Array, "K d"],
     candidates: Candidates,
     mask: Bool[Array, " n"],
-    least_similar: float = SIMILAR,
 ) -> Float[Array, " n"]:
     """Return -s_i + log(e^(s_i) + sum_j e^(z_i z_j)) of every row i.
 
     z are the features and w the proxies, both of unit length; s_i = z_i sum_c weight_ic w_c; j are
-    the rows with no candidate of i among theirs, and z_i z_j >= `least_similar`. A row without a
+    the rows with no candidate of i among theirs, and z_i z_j >= `SIMILAR`. A row without a
     candidate has the loss 0 and is nobody's negative, as are rows outside of the mask.
 
     Args:
@@ -86,7 +77,6 @@ def proxy_contrast(
         proxies: a row per class.
         candidates: of the rows.
         mask: rows that are real.
-        least_similar: of a negative; -1: all others are.
 
     Example:
         >>> z = jnp.array([[1.0, 0.0], [0.6, 0.8]])
@@ -101,7 +91,7 @@ def proxy_contrast(
     similarity = highest(z, z.T)
     sets = candidates.sets.astype(z.dtype)
     some = mask & jnp.any(candidates.sets, axis=1)
-    negative = (highest(sets, sets.T) == 0) & some[None, :] & (similarity >= least_similar)
+    negative = (highest(sets, sets.T) == 0) & some[None, :] & (similarity >= SIMILAR)
     others = jnp.where(negative, similarity, most_negative(similarity))
     # the positive is always finite, so that no row is without an entry
     logits = jnp.concatenate([positive[:, None], others], axis=1)
@@ -131,19 +121,16 @@ def proxy_margin(proxies: Float[Array, "K d"], cap: float | Array = 100.0) -> Fl
     return jnp.minimum(jnp.max(nearest), cap)
 
 
-@checked
 def tuning_loss(
     proxies: Float[Array, "K d"],
     uploads: Float[Array, "p K d"],
     pairs: Int[Array, " m"],
     mask: Bool[Array, " m"],
     margin: Float[Array, ""] | float = 0.0,
-    anchor: Annotated[str, OneOf(("client", "server"))] = "client",
 ) -> Float[Array, ""]:
     """Return the mean over pairs of a client k and a class c of -log softmax_c(-D - margin [c]).
 
-    D_c' is the distance of the client's row of c to the proxy of c' ("client"), or of the proxy of
-    c to the client's row of c' ("server").
+    D_c' is the distance of the client's row of c to the proxy of c'.
 
     Args:
         proxies: that are tuned.
@@ -151,15 +138,11 @@ def tuning_loss(
         pairs: k K + c.
         mask: pairs that count.
         margin: added to the distance of the own class.
-        anchor: as above.
     """
     num_classes = proxies.shape[0]
     own = pairs % num_classes
     rows = uploads[pairs // num_classes]
-    if anchor == "client":
-        apart = _distances(rows[jnp.arange(pairs.shape[0]), own][:, None], proxies[None])
-    else:
-        apart = _distances(proxies[own][:, None], rows)
+    apart = _distances(rows[jnp.arange(pairs.shape[0]), own][:, None], proxies[None])
     mine = jax.nn.one_hot(own, num_classes, dtype=apart.dtype)
     losses = -jnp.sum(mine * jax.nn.log_softmax(-(apart + margin * mine), axis=1), axis=1)
     count = jnp.maximum(jnp.sum(mask, dtype=losses.dtype), 1.0)
@@ -192,7 +175,7 @@ def tuned_proxies(
     size = min(how.batch_size, num_pairs)
     there = jnp.repeat(counts, uploads.shape[1])
     rows = jnp.where(counts[:, None, None], uploads, 0.0).astype(start.dtype)
-    margin = proxy_margin(start, how.cap) if how.anchor == "client" else 0.0
+    margin = proxy_margin(start, how.cap)
 
     def order(number: Int[Array, ""]) -> Int[Array, "s b"]:
         keys = jax.vmap(partial(jax.random.fold_in, jax.random.fold_in(key, number)))(clients)
@@ -203,7 +186,7 @@ def tuned_proxies(
 
     def step(proxies: Array, pairs: Array) -> tuple[Array, None]:
         real = (pairs >= 0) & there[pairs]
-        slope = jax.grad(tuning_loss)(proxies, rows, pairs, real, margin, how.anchor)
+        slope = jax.grad(tuning_loss)(proxies, rows, pairs, real, margin)
         return proxies - how.rate * slope, None
 
     def epoch(proxies: Array, number: Array) -> tuple[Array, None]:
@@ -227,12 +210,3 @@ def pooled_prior(
     total = jnp.sum(counts)
     share = jnp.sum(counts, axis=0) / jnp.maximum(total, 1.0)
     return jnp.where(total > 0, decay * prior + (1.0 - decay) * share, prior)
-
-
-def mean_prior(prior: Float[Array, " K"], counts: Float[Array, "p K"]) -> Float[Array, " K"]:
-    """Return the mean of the clients' own shares; the prior itself where nothing was counted."""
-    totals = jnp.sum(counts, axis=1, keepdims=True)
-    shares = counts / jnp.maximum(totals, 1.0)
-    some = jnp.sum(totals > 0, dtype=shares.dtype)
-    mean = jnp.sum(shares, axis=0) / jnp.maximum(some, 1.0)
-    return jnp.where(some > 0, mean, prior)

@@ -26,7 +26,7 @@ Omega of the classifier (global proxy tuning): SGD on the clients' rows omega_kc
 delta the largest distance of an averaged row to its nearest one. A client weighs as many shares as
 it has labelled examples and examples.
 
-Defaults are those of the authors' code; variant "paper" has the text's (docs/methods/others.md).
+All is as in the authors' code; where the text differs, docs/methods/others.md says so.
 
 References:
     ProxyFL, CVPR 2026, arXiv 2602.21078, with appendices, and the authors' code.
@@ -34,20 +34,17 @@ References:
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float
 
 from fedjax_ssl.checks import checked, is_zero
 from fedjax_ssl.contrib.methods._proxies import (
-    SIMILAR,
     Tuning,
     candidate_classes,
-    mean_prior,
     pooled_prior,
     proxy_contrast,
     tuned_proxies,
@@ -59,7 +56,6 @@ from fedjax_ssl.federated import (
     AtClient,
     AtServer,
     Broadcast,
-    Client,
     ClientResult,
     ForLog,
     PyTree,
@@ -75,47 +71,25 @@ from fedjax_ssl.federated import (
 )
 from fedjax_ssl.keys import named_key
 from fedjax_ssl.methods.parts.consistency import LABELLED, UNLABELLED, strong_view
-from fedjax_ssl.methods.parts.guess import Guess, Guessing, LabelsFrom, guesses_of, labeller
+from fedjax_ssl.methods.parts.guess import (
+    Guess,
+    Guessing,
+    LabelsFrom,
+    at_threshold,
+    guesses_of,
+    labeller,
+)
 from fedjax_ssl.methods.parts.settings import Count, CountOrZero, Decay, Positive, Share, Weight
 from fedjax_ssl.methods.parts.terms import augmented_view, supervised_term
-from fedjax_ssl.methods.parts.thresholds import Thresholds
 from fedjax_ssl.models import Model
 from fedjax_ssl.objectives import batch_mean, soft_label_divergence
 
 RECOMMENDED = {"proxyfl": WHOLE_BATCHES}
 
+EITHER: Literal["either"] = "either"  # labels of the received model; either may be confident
 CANDIDATES = "candidates"
 TUNING = "proxy_tuning"
 PROJECTIONS = "projections"  # what is added to the network's parameters
-
-
-class Contrast(NamedTuple):
-    """Form of the contrast; the defaults are those of ProxyFL's code."""
-
-    threshold: float | Array = 0.95  # of the largest probability of a row that is of one class
-    labels_from: LabelsFrom = LabelsFrom("either")  # whose probabilities
-    projection: bool = True  # features and rows of the head go through affine maps
-    true_classes: bool = False  # a labelled row is of its class, whatever is predicted
-    own_weights: bool = False  # candidates weigh as the model in training has it
-    both_views: bool = True  # strong views are rows too
-    least_similar: float = SIMILAR  # of a negative
-    mean_by_kind: bool = False  # confident rows and the others have a mean of their own each
-    prior_decay: float | Array | None = 0.99
-    # ^ of the prior, by round; None: it is the mean of this round's shares of clients
-
-
-# what the text and the code have differently
-CODE = Contrast()
-PAPER = Contrast(
-    labels_from=LabelsFrom("global"),
-    projection=False,
-    true_classes=True,
-    own_weights=True,
-    both_views=False,
-    least_similar=-1.0,
-    mean_by_kind=True,
-    prior_decay=None,
-)
 
 
 @checked
@@ -124,31 +98,23 @@ class ProxyFL:
     """Settings of ProxyFL.
 
     Attributes:
-        variant: "code": the authors' code; "paper": its text, where they differ.
         threshold: tau.
         unlabelled_weight: w_u.
         contrast_weight: w_c; 0: no contrast.
-        projection: features and rows of the head are compared through A, a and B; None: as the
-            variant has it, "code" through them.
         unlabelled_ratio: unlabelled examples per labelled one in a step.
         labelled_copies: times that a labelled example counts in a client's weight; 2000 in the
             code, by a side effect.
-        prior_decay: of the prior by round; in "paper" the prior is of the last round alone.
+        prior_decay: of the prior by round.
         tuning_epochs: passes over the clients' rows in which the server tunes its own; 0: none. 10
             for 100 classes.
         tuning_rate: its learning rate.
         tuning_batch_size: rows in one of its steps.
         tuning_cap: the most that delta may be.
-        tuning_anchor: what is told from rows of other classes: a "client"'s row from the tuned
-            ones, or a tuned row of the "server" from the client's, without delta; None: as the
-            variant has it, "code" the client's.
     """
 
-    variant: Literal["code", "paper"] = "code"
     threshold: Share = 0.95
     unlabelled_weight: Weight = 1.0
     contrast_weight: Weight = 1.0
-    projection: bool | None = None
     unlabelled_ratio: Count = 2
     labelled_copies: Weight = 1.0
     prior_decay: Decay = 0.99
@@ -156,24 +122,9 @@ class ProxyFL:
     tuning_rate: Positive = 0.005
     tuning_batch_size: Count = 4
     tuning_cap: Positive = 100.0
-    tuning_anchor: Literal["client", "server"] | None = None
-
-    @property
-    def contrast(self) -> Contrast:
-        """Form of the contrast."""
-        form = CODE._replace(prior_decay=self.prior_decay) if self.variant == "code" else PAPER
-        projection = form.projection if self.projection is None else self.projection
-        return form._replace(threshold=self.threshold, projection=projection)
-
-    @property
-    def tuning(self) -> Tuning:
-        """Form of the tuning."""
-        anchor = self.tuning_anchor or ("client" if self.variant == "code" else "server")
-        how = self.tuning_rate, self.tuning_batch_size, self.tuning_cap
-        return Tuning(self.tuning_epochs, *how, anchor)
 
 
-def proxyfl(setup: Setup, settings: ProxyFL, thresholds: Thresholds) -> Recipe:
+def proxyfl(setup: Setup, settings: ProxyFL) -> Recipe:
     """ProxyFL: unsure examples learn too, from the classes that they may be of; the server tunes
     its classifier by those of the clients.
 
@@ -183,39 +134,36 @@ def proxyfl(setup: Setup, settings: ProxyFL, thresholds: Thresholds) -> Recipe:
     Args:
         setup: the run.
         settings: the method's own.
-        thresholds: by which rule an example's own loss counts; the contrast keeps `threshold`.
 
     Raises:
         ValueError: for a setting outside these, a single class, a network without rows in its head
             or clients that train alone.
     """
-    contrast = settings.contrast
     contrasts = not is_zero(settings.contrast_weight)
     tunes = settings.tuning_epochs > 0
-    if contrasts and contrast.projection:
+    if contrasts:
         setup = with_projections(setup)
     weak = augmented_view(setup, UNLABELLED)
     strong = strong_view(setup)
-    how = Guessing(**vars(contrast.labels_from), **vars(thresholds))
-    guesses = guesses_of(setup, how, settings.threshold, labelled_too=True)
+    guesses = guesses_of(setup, Guessing(EITHER), settings.threshold)
 
     def loss(step: Step) -> tuple[Array, Guess, Array]:
         guess = guesses(step, step.inputs[weak.name], step.outputs[weak.name].logits)
         learns = step.outputs[strong.name].logits
         targets = jax.nn.one_hot(guess.labels, setup.num_classes, dtype=learns.dtype)
         mask = step.streams[UNLABELLED].mask
-        over = mask & guess.counted.astype(bool) if settings.variant == "paper" else mask
-        return soft_label_divergence(learns, targets, over, guess.counted), guess, learns
+        return soft_label_divergence(learns, targets, mask, guess.counted), guess, learns
 
     unsupervised = guesses.term("pseudo-labels", (weak, strong), loss)
     unsupervised = unsupervised._replace(weight=settings.unlabelled_weight)
     terms: tuple[Term, ...] = (supervised_term(setup), unsupervised)
     if contrasts:
-        term = candidates_term(setup, contrast, partial(steps_per_epoch, setup))
+        term = candidates_term(setup, settings.threshold, settings.prior_decay)
         weight = settings.unlabelled_weight * settings.contrast_weight
         terms = (*terms, term._replace(weight=weight))
     if tunes:
-        terms = (*terms, tuning_term(setup, settings.tuning))
+        sizes = settings.tuning_rate, settings.tuning_batch_size, settings.tuning_cap
+        terms = (*terms, tuning_term(setup, Tuning(settings.tuning_epochs, *sizes)))
     stage = whole_batches(setup, terms, settings.unlabelled_ratio, settings.labelled_copies)
     recipe = Recipe(setup, (stage,))
     if tunes:
@@ -333,31 +281,27 @@ def _without_projections(params: PyTree) -> PyTree:
     return {name: part for name, part in params.items() if name != PROJECTIONS}
 
 
-def candidates_term(
-    setup: Setup,
-    how: Contrast,
-    steps_per_epoch: Callable[[Client], Int[Array, ""]] | None = None,
-) -> Term:
+def candidates_term(setup: Setup, threshold: float | Array, prior_decay: float | Array) -> Term:
     """Return the contrast as a term, whose state at the server is the prior of the classes.
 
-    Clients send how many rows they saw of each class: labelled ones, and unlabelled ones that are
-    of one class; the prior comes down.
+    Clients send how many rows of the last local epoch they saw of each class: labelled ones, and
+    unlabelled ones that are of one class; the prior comes down.
 
     Args:
-        setup: the run; its network has the projections, if `how` asks for them.
-        how: form of the contrast.
-        steps_per_epoch: client -> steps, of which the last ones are counted; None: all steps of a
-            round are.
+        setup: the run; its network has the projections.
+        threshold: of the largest probability of a row that is of one class.
+        prior_decay: of the prior, by round.
 
     Raises:
         ValueError: the network's head has no rows, or clients receive no model to label with.
     """
     head = head_of(setup)
     num_classes = setup.num_classes
-    label = labeller(setup, how.labels_from)
+    label = labeller(setup, LabelsFrom(EITHER))
     labelled = (augmented_view(setup, LABELLED),) if setup.max_labelled else ()
     weak = augmented_view(setup, UNLABELLED)
-    learns = (weak, strong_view(setup)) if how.both_views else (weak,)
+    learns = (weak, strong_view(setup))
+    confident = at_threshold(threshold)
 
     def loss(step: Step) -> tuple[Array, Array]:
         def probabilities(view: str) -> tuple[Array, Array]:
@@ -365,45 +309,23 @@ def candidates_term(
             theirs = jax.lax.stop_gradient(label(step, step.inputs[view], own))
             return jax.nn.softmax(theirs), jax.nn.softmax(own)
 
-        def confident(found: Array) -> Array:
-            return jnp.max(found, axis=1) >= how.threshold
-
         guessed, own = probabilities(weak.name)
-        sure = confident(guessed)
-        if how.labels_from.labels_from == "either":
-            sure = sure | confident(own)
-        known = [probabilities(view.name) for view in labelled]
-        sure_known = [confident(theirs) for theirs, _ in known]
-        if how.true_classes:
-            observed = step.streams[LABELLED].observed
-            classes = jax.nn.one_hot(observed, num_classes, dtype=guessed.dtype)
-            known = [(classes, own) for _, own in known]
-            sure_known = [jnp.ones_like(rows) for rows in sure_known]
+        sure = confident(guessed) | confident(own)
+        known = [probabilities(view.name)[0] for view in labelled]
+        sure_known = [confident(theirs) for theirs in known]
 
         views = (*labelled, *learns)
-        q = jnp.concatenate([*[theirs for theirs, _ in known], *[guessed] * len(learns)])
+        q = jnp.concatenate([*known, *[guessed] * len(learns)])
         confident_rows = jnp.concatenate([*sure_known, *[sure] * len(learns)])
-        weights = None
-        if how.own_weights:
-            weights = jnp.concatenate(
-                [jax.nn.softmax(step.outputs[view.name].logits) for view in views]
-            )
         mask = jnp.concatenate([view.real(step.streams) for view in views])
         features = jnp.concatenate([step.outputs[view.name].features for view in views])
         rows = proxy_contrast(
             *projected(head, step.params, features),
-            candidate_classes(q, step.shared, confident_rows, weights),
+            candidate_classes(q, step.shared, confident_rows),
             mask,
-            how.least_similar,
         )
         first = sum(step.inputs[view.name].shape[0] for view in labelled)
-        rows = rows[first:]
-        mask = mask[first:]
-        one = confident_rows[first:]
-        if how.mean_by_kind:
-            value = batch_mean(rows, mask & one) + batch_mean(rows, mask & ~one)
-        else:
-            value = batch_mean(rows, mask)
+        value = batch_mean(rows[first:], mask[first:])
         return value, _counted(step, jnp.argmax(guessed, axis=1), sure)
 
     def _counted(step: Step, classes: Array, sure: Array) -> Array:
@@ -411,17 +333,13 @@ def candidates_term(
         seen = jnp.where(unlabelled.mask & sure, classes, -1)
         if labelled:
             seen = jnp.concatenate([seen, step.streams[LABELLED].observed])
-        before = step.local
-        if steps_per_epoch is not None:
-            steps = jnp.maximum(steps_per_epoch(step.client), 1)
-            before = jnp.where(step.number % steps == 0, 0.0, before)
+        steps = jnp.maximum(steps_per_epoch(setup, step.client), 1)
+        before = jnp.where(step.number % steps == 0, 0.0, step.local)
         return before + jnp.sum(jax.nn.one_hot(seen, num_classes, dtype=before.dtype), axis=0)
 
     def update(prior: Array, outcome: RoundResult) -> Array:
         counts = jnp.where(outcome.counts[:, None], outcome.uploads, 0.0)
-        if how.prior_decay is None:
-            return mean_prior(prior, counts)
-        return pooled_prior(prior, counts, how.prior_decay)
+        return pooled_prior(prior, counts, prior_decay)
 
     server = AtServer(
         init=lambda *_: jnp.ones(num_classes) / num_classes,
@@ -443,10 +361,8 @@ def candidates_term(
 
 
 def projected(head: Head, params: PyTree, features: Float[Array, "n d"]) -> tuple[Array, Array]:
-    """Return features and rows of the head, each through its map where the network has them."""
+    """Return features and rows of the head, each through its map."""
     rows = head.rows(params)
-    if PROJECTIONS not in params:
-        return features, rows
     maps = params[PROJECTIONS]
     of_features = maps["features"]
     return features @ of_features["kernel"].T + of_features["bias"], rows @ maps["rows"]["kernel"].T

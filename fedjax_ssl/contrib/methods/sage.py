@@ -33,10 +33,16 @@ from fedjax_ssl.contrib.methods._whole_batches import RECOMMENDED as WHOLE_BATCH
 from fedjax_ssl.contrib.methods._whole_batches import whole_batches
 from fedjax_ssl.federated import Recipe, Setup, Step, Term
 from fedjax_ssl.methods.parts.consistency import UNLABELLED, strong_view
-from fedjax_ssl.methods.parts.guess import Guess, Guessing, guesses_of, received_logits
+from fedjax_ssl.methods.parts.guess import (
+    Counts,
+    Guess,
+    Guessing,
+    at_threshold,
+    guesses_of,
+    received_logits,
+)
 from fedjax_ssl.methods.parts.settings import Count, Share, Weight
 from fedjax_ssl.methods.parts.terms import augmented_view, supervised_term
-from fedjax_ssl.methods.parts.thresholds import Thresholds, Weigh
 from fedjax_ssl.objectives import soft_label_divergence
 
 RECOMMENDED = {"sage": WHOLE_BATCHES}
@@ -67,7 +73,7 @@ class SAGE:
     labelled_copies: Weight = 1.0
 
 
-def sage(setup: Setup, settings: SAGE, thresholds: Thresholds) -> Recipe:
+def sage(setup: Setup, settings: SAGE) -> Recipe:
     """SAGE: FixMatch at the clients, its pseudo-labels softly corrected by the received model.
 
     A local epoch has as many steps as whole batches of `config.optimizer.batch_size` fit into a
@@ -76,39 +82,35 @@ def sage(setup: Setup, settings: SAGE, thresholds: Thresholds) -> Recipe:
     Args:
         setup: the run.
         settings: the method's own.
-        thresholds: by which rule a model is confident; what it learns, it learns of the received
-            model.
 
     Raises:
         ValueError: for a setting outside these.
     """
-    terms = supervised_term(setup), _correction_term(setup, settings, thresholds)
+    terms = supervised_term(setup), _correction_term(setup, settings)
     stage = whole_batches(setup, terms, settings.unlabelled_ratio, settings.labelled_copies)
     return Recipe(setup, (stage,))
 
 
-def _correction_term(setup: Setup, settings: SAGE, thresholds: Thresholds) -> Term:
+def _correction_term(setup: Setup, settings: SAGE) -> Term:
     """Return the loss on unlabelled examples; in the log, its pseudo-label is the class that has
     most of the target.
     """
     weak = augmented_view(setup, UNLABELLED)
     strong = strong_view(setup)
-    how = Guessing(**vars(thresholds))
-    guesses = guesses_of(setup, how, settings.threshold, labelled_too=True)
+    confident = at_threshold(settings.threshold)
 
     def loss(step: Step) -> tuple[Array, Guess, Array]:
         ours = step.outputs[weak.name].logits
         theirs = received_logits(setup, step, step.inputs[weak.name])
-        weigh, known = guesses.weigh(step, theirs)
         predictions = jax.nn.softmax(ours), jax.nn.softmax(theirs)
-        corrected = corrected_labels(*predictions, weigh, settings.kappa)
+        corrected = corrected_labels(*predictions, confident, settings.kappa)
         learns = step.outputs[strong.name].logits
         mask = step.streams[UNLABELLED].mask
         value = soft_label_divergence(learns, corrected.targets, mask, corrected.counted)
         labels = jnp.argmax(corrected.targets, axis=1)
-        return value, Guess(theirs, labels, corrected.counted, known), learns
+        return value, Guess(theirs, labels, corrected.counted), learns
 
-    term = guesses.term("soft correction", (weak, strong), loss)
+    term = guesses_of(setup, Guessing()).term("soft correction", (weak, strong), loss)
     return term._replace(weight=settings.unlabelled_weight)
 
 
@@ -116,7 +118,7 @@ class Corrected(NamedTuple):
     """Targets of a batch, without gradient."""
 
     targets: Float[Array, "n K"]  # a distribution over at most two classes
-    counted: Bool[Array, " n"] | Float[Array, " n"]  # rows of which either model is confident
+    counted: Bool[Array, " n"]  # rows of which either model is confident
 
 
 def local_share(
@@ -132,7 +134,7 @@ def local_share(
 def corrected_labels(
     local_probabilities: Float[Array, "n K"],
     global_probabilities: Float[Array, "n K"],
-    weigh: Weigh,
+    confident: Counts,
     kappa: float | Array = HALVES_AT_05,
 ) -> Corrected:
     """lambda e(local class) + (1 - lambda) e(global class) where the local model is confident, else
@@ -144,16 +146,15 @@ def corrected_labels(
     Args:
         local_probabilities: probabilities of the classes, by the model in training.
         global_probabilities: by the model that was received.
-        weigh: probabilities -> rows of which a model is confident; or a weight of each, which is a
-            factor of lambda.
+        confident: probabilities -> rows of which a model is confident.
         kappa: how fast the local share falls with the difference of the confidences.
     """
     ours, theirs = (jax.lax.stop_gradient(p) for p in (local_probabilities, global_probabilities))
-    sure = weigh(ours)
+    sure = confident(ours)
     share = local_share(jnp.abs(jnp.max(ours, axis=1) - jnp.max(theirs, axis=1)), kappa)
     share = (share * sure.astype(share.dtype))[:, None]
     mine, global_class = (
         jax.nn.one_hot(jnp.argmax(p, axis=1), p.shape[1], dtype=p.dtype) for p in (ours, theirs)
     )
     targets = share * mine + (1.0 - share) * global_class
-    return Corrected(targets, jnp.maximum(sure, weigh(theirs)))
+    return Corrected(targets, sure | confident(theirs))

@@ -1,9 +1,10 @@
 """Pseudo-labels of a local step: whose they are, and which rows count.
 
 A step's guess for an unlabelled example is made of class probabilities of the model in training,
-of the one that the client received, or of both; which rows count is said by a rule of thresholds
-(`fedjax_ssl.methods.parts.thresholds`). Every consistency method takes its labels from here
-(`fedjax_ssl.methods.consistency`), and SAGE what the received model says.
+of the one that the client received, or of both; which rows count is said by a fixed threshold, or
+by FreeMatch's, whose averages are sent, move with the clients' steps, and come back as a weighted
+mean. Every consistency method takes its labels from here (`fedjax_ssl.methods.consistency`), and
+SAGE what the received model says.
 """
 
 from collections.abc import Callable
@@ -20,18 +21,26 @@ from fedjax_ssl.federated.contract import (
     AtClient,
     AtServer,
     Broadcast,
-    ClientResult,
     ForLog,
     Metrics,
     PyTree,
     RoundContext,
 )
 from fedjax_ssl.methods.parts.consistency import UNLABELLED
+from fedjax_ssl.methods.parts.settings import Decay
 from fedjax_ssl.methods.parts.terms import (
     PseudoLabels,
     diagnose_pseudo_labels,
 )
-from fedjax_ssl.methods.parts.thresholds import Batch, Known, Rule, Thresholds, Weigh, rule_of
+from fedjax_ssl.objectives import (
+    FreeMatch,
+    class_fairness,
+    freematch_start,
+    freematch_thresholds,
+    freematch_update,
+)
+
+FAIRNESS_WEIGHT = 0.001  # of FreeMatch's fairness beside the loss of unlabelled examples
 
 # (step, inputs as the network sees them, scores of the model in training) -> scores of who labels
 Label = Callable[[Step, Array, Array], Array]
@@ -54,8 +63,17 @@ class LabelsFrom:
 
 @checked
 @dataclass(frozen=True)
-class Guessing(Thresholds, LabelsFrom):
-    """Settings of pseudo-labels: whose, and which count."""
+class Guessing(LabelsFrom):
+    """Settings of pseudo-labels: whose, and which count.
+
+    Attributes:
+        threshold_rule: "fixed": those that reach the method's threshold; "freematch": the mean
+            confidence, lower for classes that are predicted less.
+        threshold_decay: of FreeMatch's averages, by local step.
+    """
+
+    threshold_rule: Literal["fixed", "freematch"] = "fixed"
+    threshold_decay: Decay = 0.999
 
 
 def received_logits(setup: Setup, step: Step, inputs: Float[Array, "b ..."]) -> Float[Array, "b K"]:
@@ -88,20 +106,24 @@ def labeller(setup: Setup, how: LabelsFrom) -> Label:
     return lambda step, inputs, own: received_logits(setup, step, inputs)
 
 
+# probabilities [b, K] -> rows that count [b]
+Counts = Callable[[Array], Array]
+
+
 class Guess(NamedTuple):
     """The pseudo-labels of a batch of stream "unlabelled"."""
 
     logits: Float[Array, "b K"]  # of whose labels they are
     labels: Int[Array, " b"]
-    counted: Bool[Array, " b"] | Float[Array, " b"]  # rows that are learned from, or a weight each
-    known: Known = Known()  # what the rule has learned, after the step
+    counted: Bool[Array, " b"]  # rows that are learned from
+    averages: FreeMatch | tuple[()] = ()  # FreeMatch's, after the step
 
 
 class Local(NamedTuple):
     """A client's state within a round; at the server, what it starts from."""
 
     notes: Int[Array, " n"]  # by example: step and class of its last pseudo-label
-    known: Known
+    averages: FreeMatch | tuple[()] = ()
 
 
 class Guesses(NamedTuple):
@@ -110,8 +132,8 @@ class Guesses(NamedTuple):
     setup: Setup
     how: Guessing
     label: Label
-    rule: Rule
-    labelled_too: bool  # labelled examples are among the unlabelled ones
+    threshold: float | Array  # of the largest probability, if it is fixed
+    above: bool  # a row counts above a fixed threshold and not at it
 
     def __call__(
         self, step: Step, inputs: Float[Array, "b ..."], own: Float[Array, "b K"]
@@ -127,18 +149,26 @@ class Guesses(NamedTuple):
 
     def judged(self, step: Step, logits: Float[Array, "b K"], own: Float[Array, "b K"]) -> Guess:
         """Decide which rows count, by the scores of whose the labels are and of the own model."""
-        weigh, known = self.weigh(step, logits)
-        counted = weigh(jax.nn.softmax(jax.lax.stop_gradient(logits)))
+        counts, averages = self._rule(step, logits)
+        counted = counts(jax.nn.softmax(jax.lax.stop_gradient(logits)))
         if self.how.labels_from == "either":
-            counted = jnp.maximum(counted, weigh(jax.nn.softmax(jax.lax.stop_gradient(own))))
-        return Guess(logits, jnp.argmax(logits, axis=1).astype(jnp.int32), counted, known)
+            counted = counted | counts(jax.nn.softmax(jax.lax.stop_gradient(own)))
+        return Guess(logits, jnp.argmax(logits, axis=1).astype(jnp.int32), counted, averages)
 
-    def weigh(self, step: Step, logits: Float[Array, "b K"]) -> tuple[Weigh, Known]:
-        """Return which rows count, and what the rule has learned of these scores."""
-        rows = step.streams[UNLABELLED]
+    def _rule(self, step: Step, logits: Float[Array, "b K"]) -> tuple[Counts, Any]:
+        """Return which rows count, and FreeMatch's averages after these scores."""
+        if not self._adapts:
+            return at_threshold(self.threshold, self.above), ()
         probabilities = jax.nn.softmax(jax.lax.stop_gradient(logits))
-        batch = Batch(probabilities, rows.mask, rows.position)
-        return self.rule.look(step.local.known, batch)
+        mask = step.streams[UNLABELLED].mask
+        decay = self.how.threshold_decay
+        averages = freematch_update(step.local.averages, probabilities, mask, decay)
+        thresholds = freematch_thresholds(averages)
+        return lambda q: jnp.max(q, axis=1) >= thresholds[jnp.argmax(q, axis=1)], averages
+
+    @property
+    def _adapts(self) -> bool:
+        return self.how.threshold_rule == "freematch"
 
     def term(
         self,
@@ -163,15 +193,15 @@ class Guesses(NamedTuple):
         def note(step: Step) -> tuple[Array, Local]:
             value, guess, learns = loss(step)
             batch = step.streams[UNLABELLED]
-            counted = guess.counted.astype(bool)
-            if self.rule.fairness is not None:
-                beside = self.rule.fairness(guess.known, learns, batch.mask & counted)
-                value = value + beside.astype(value.dtype)
+            if self._adapts:
+                averages: Any = guess.averages
+                fairness = class_fairness(learns, batch.mask & guess.counted, averages)
+                value = value + (FAIRNESS_WEIGHT * fairness).astype(value.dtype)
             notes: Array = step.local.notes
-            code = jnp.where(counted, guess.labels.astype(jnp.int32) + 1, 0)
+            code = jnp.where(guess.counted, guess.labels.astype(jnp.int32) + 1, 0)
             place = jnp.where(batch.mask, batch.position, notes.shape[0])
             notes = notes.at[place].max(step.number * codes + code, mode="drop")
-            return value, Local(notes, guess.known)
+            return value, Local(notes, guess.averages)
 
         def diagnose(outcome: RoundResult, truth: Int[Array, "p n"], notes: Any) -> Metrics:
             labels = jnp.where(outcome.counts[:, None], notes % codes - 1, -1)
@@ -191,88 +221,51 @@ class Guesses(NamedTuple):
             log=ForLog(measure=lambda trained: trained.local[name].notes, diagnose=diagnose),
         )
 
-    @property
-    def _learns(self) -> bool:
-        """Whether the rule learns anything."""
-        return bool(jax.tree.leaves(self.rule.start(jnp.zeros(()), 1)))
-
-    def _start(self, clients: Client, places: int) -> Known:
-        """Return what the rule knows of the examples of a client, or of all of them together."""
-        examples = clients.num_examples
-        if not self.labelled_too:
-            examples = examples - clients.num_labelled
-        return self.rule.start(jnp.sum(examples), places)
-
     def _at_server(self) -> AtServer:
-        def init(key: Array, params: PyTree, model_state: PyTree, clients: Client) -> Local:
-            common = self._start(clients, 0).common
-            return Local(jnp.zeros(clients.rows.shape[1:], jnp.int32), Known(common))
+        averages = freematch_start(self.setup.num_classes) if self._adapts else ()
 
-        if not self._learns:
-            return AtServer(init=init)
+        def init(key: Array, params: PyTree, model_state: PyTree, clients: Client) -> Local:
+            return Local(jnp.zeros(clients.rows.shape[1:], jnp.int32), averages)
 
         def update(state: Local, outcome: RoundResult) -> Local:
-            common = state.known.common
-            if self.rule.summed is None:
-                return state._replace(known=Known(outcome.mean_or(common)))
-            arrived = outcome.counts[:, None]
-            total = jnp.sum(jnp.where(arrived, outcome.uploads, 0.0), axis=0)
-            return state._replace(known=Known(self.rule.summed(common, total)))
+            return state._replace(averages=outcome.mean_or(state.averages))
 
         def send(state: Local, context: RoundContext) -> tuple[Broadcast, Local]:
-            return Broadcast(shared=state.known.common), state
+            return Broadcast(shared=state.averages), state
 
+        if not self._adapts:
+            return AtServer(init=init)
         return AtServer(init=init, prepare=send, server_update=update)
 
     def _at_client(self, name: str) -> AtClient:
-        keeps_own = self.rule.summed is not None
+        client = AtClient(start=lambda state, params, model_state, kept: state)
+        if not self._adapts:
+            return client
+        return client._replace(average=lambda trained: trained.local[name].averages)
 
-        def keep(params: PyTree, model_state: PyTree, client: Client) -> PyTree:
-            return self._start(client, client.observed.shape[0]).own
 
-        def start(state: Local, params: PyTree, model_state: PyTree, kept: PyTree) -> Local:
-            return Local(state.notes, Known(state.known.common, kept))
+def at_threshold(threshold: float | Array, above: bool = False) -> Counts:
+    """Return the rows whose largest probability reaches a threshold, or is above it."""
 
-        def change(trained: ClientResult) -> PyTree:
-            sent = trained.now.shared[name]
-            return trained.local[name].known.common.counts - sent.counts
+    def counts(probabilities: Float[Array, "b K"]) -> Bool[Array, " b"]:
+        largest = jnp.max(probabilities, axis=1)
+        return largest > threshold if above else largest >= threshold
 
-        def remember(trained: ClientResult) -> PyTree:
-            return trained.local[name].known.own
-
-        def mean(trained: ClientResult) -> PyTree:
-            return trained.local[name].known.common
-
-        nothing = AtClient()
-        sends = self._learns
-        return AtClient(
-            keep=keep,
-            start=start,
-            collect=change if sends and keeps_own else nothing.collect,
-            average=mean if sends and not keeps_own else nothing.average,
-            remember=remember if self._learns else None,
-        )
+    return counts
 
 
 def guesses_of(
-    setup: Setup,
-    how: Guessing,
-    threshold: float | Array = 0.0,
-    labelled_too: bool = False,
-    above: bool = False,
+    setup: Setup, how: Guessing, threshold: float | Array = 0.0, above: bool = False
 ) -> Guesses:
     """Return the pseudo-labels of a method.
 
     Args:
         setup: the run.
         how: the settings.
-        threshold: of the largest probability, from which on a row counts by the rule "fixed", and
-            an example is learned by "flexmatch".
-        labelled_too: labelled examples are among the unlabelled ones.
+        threshold: of the largest probability, from which on a row counts by the rule "fixed".
         above: a row counts above a fixed threshold and not at it.
 
     Raises:
         ValueError: settings that the federation cannot have.
     """
-    rule = rule_of(setup, how, threshold, above)
-    return Guesses(setup, how, labeller(setup, how), rule, labelled_too)
+    return Guesses(setup, how, labeller(setup, how), threshold, above)
