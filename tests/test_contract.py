@@ -31,8 +31,8 @@ METHODS = sorted(methods.available())
 OPTIMIZERS: dict[str, FederatedOptimizer] = {  # beside fedavg, which all other tests use
     "fedprox": federated.fedprox(0.1),
     "scaffold": federated.scaffold(),
-    "feddyn": federated.feddyn(0.01),
-    "fednova": federated.fednova(mu=0.1),
+    "feddyn": federated.FEDERATED_OPTIMIZERS.build("feddyn", alpha=0.01),
+    "fednova": federated.FEDERATED_OPTIMIZERS.build("fednova", mu=0.1),
     "fedavgm": federated.fedopt(optax.sgd(1.0, momentum=0.5)),
     "fedadam": federated.fedopt(optax.adam(0.03, b1=0.9, b2=0.99, eps=1e-3)),
     "grouped": federated.grouped((3, 3)),

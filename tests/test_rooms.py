@@ -106,7 +106,7 @@ FEW_USERS = {
     "Local.anchor": "FedProx, which is in the file of the type",
     "FederatedOptimizer.correct": "FedProx and SCAFFOLD, which are in the file of the type",
     "Numbers.down": "SCAFFOLD, which is in the file of the type",
-    "LocalSettings.nesterov": "FedNova, which is in the file of the type",
+    "LocalSettings.nesterov": "FedNova",
 }
 
 

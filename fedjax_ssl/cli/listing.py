@@ -101,7 +101,7 @@ KINDS: dict[str, tuple[str, Callable[[], Mapping[str, str]]]] = {
     "supervision": ("supervision.name", _registry("supervision")),
     "augmentations": ("augment.name, strong_augment.name", _registry("augment")),
     "cohorts": ("cohort.name", _registry("cohort")),
-    "personalizations": ("personalize.name", _registry("personalize")),
+    "wrappers": ("personalize.name, around", _registry("personalize")),
     "sums": ("sum.name", _registry("sum")),
     "optimizers": ("federated.name, optimizer.name", _optimizers),
     "configs": ("fedjax-ssl run NAME", configs),

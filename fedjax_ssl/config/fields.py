@@ -19,7 +19,7 @@ from fedjax_ssl.data import AUGMENTATIONS, PARTITIONS, SOURCES, SUPERVISIONS
 from fedjax_ssl.errors import ConfigError, check_known, naming
 from fedjax_ssl.federated import COHORTS, FEDERATED_OPTIMIZERS, OPTIMIZERS
 from fedjax_ssl.federated.uploads import PRIVACY, SUMS, UPLOADS
-from fedjax_ssl.methods.around import AROUND, PERSONALIZATIONS
+from fedjax_ssl.methods.around import WRAPPERS
 from fedjax_ssl.models import MODELS
 from fedjax_ssl.registry import CHANGES, Consequence, Option, Registry
 
@@ -54,7 +54,7 @@ NAMED = {
     "optimizer": Section(OPTIMIZERS, filled_in=True, traced=True),
     "cohort": Section(COHORTS),
     "federated": Section(FEDERATED_OPTIMIZERS, filled_in=True, traced=True),
-    "personalize": Section(PERSONALIZATIONS, filled_in=True, traced=True),
+    "personalize": Section(WRAPPERS, filled_in=True, traced=True),
     "privacy": Section(PRIVACY, filled_in=True, traced=True),
     "sum": Section(SUMS, filled_in=True),
 }
@@ -96,7 +96,11 @@ def register(kind: str, name: str | None = None, builder: Callable[..., Any] | N
         1.0
     """
     words = {"dataset": REGISTRIES["data"], "network": REGISTRIES["model"]}
-    others: dict[str, Registry[Any]] = {"around": AROUND, "upload": UPLOADS, "term": methods.TERMS}
+    others: dict[str, Registry[Any]] = {
+        "around": WRAPPERS,
+        "upload": UPLOADS,
+        "term": methods.TERMS,
+    }
     registries: dict[str, Registry[Any]] = {**REGISTRIES, **words, **others}
     check_known("kind", kind, registries)
     if builder is None:

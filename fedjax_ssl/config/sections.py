@@ -17,7 +17,7 @@ from fedjax_ssl.federated import (
 )
 from fedjax_ssl.federated.uploads import FAULTS, UPLOADS
 from fedjax_ssl.graph.settings import GraphSettings, Hamming, Level
-from fedjax_ssl.methods.around import AROUND
+from fedjax_ssl.methods.around import WRAPPERS
 from fedjax_ssl.models import PRECISIONS
 from fedjax_ssl.objectives import INVERSE, LOSSES
 from fedjax_ssl.registry import CHANGES, Option, option_of
@@ -94,7 +94,7 @@ SECTIONS: dict[str, dict[str, Option]] = {
         "around": _code(
             (),
             "wrappers of the method, the first one inside, for example slow_clients or your own",
-            Several(AROUND, own=True),
+            Several(WRAPPERS, own=True),
         ),
         "uploads": _code(
             (),
@@ -276,7 +276,7 @@ SECTIONS: dict[str, dict[str, Option]] = {
         "reduce": _code("ordered", "how sums over devices are made", OneOf(REDUCTIONS)),
     },
     "personalize": {
-        "name": _code("none", "which models clients have of their own, docs/personal.md"),
+        "name": _code("none", "wrapper of the method, with its options: models of clients' own"),
         "epochs": _code(
             int,
             "passes over a client's labelled examples in which it tunes a copy of the last model, "

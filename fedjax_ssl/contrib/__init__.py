@@ -29,10 +29,6 @@ FILES: dict[str, dict[str, tuple[str, ...]]] = {
         "methods/sage": ("sage",),
     },
     "network": {"lora": ("lora",)},  # no registry's: code of a user's own calls it
-    "personalization": {
-        "personal/fedbn": ("fedbn",),
-        "personal/ditto": ("ditto", "apfl"),
-    },
     "privacy": {
         "privacy/gaussian": ("gaussian",),
         "privacy/dp_sgd": ("dp_sgd",),
@@ -41,7 +37,15 @@ FILES: dict[str, dict[str, tuple[str, ...]]] = {
     "sum": {
         "robust/robust_sums": ("median", "trimmed_mean", "geometric_median", "norm_bound"),
     },
+    "federated optimizer": {
+        "optimizers/feddyn": ("feddyn",),
+        "optimizers/fednova": ("fednova",),
+    },
     "term": {
         "methods/moon": ("moon",),
+    },
+    "wrapper": {
+        "personal/fedbn": ("fedbn",),
+        "personal/ditto": ("ditto", "apfl"),
     },
 }

@@ -91,19 +91,22 @@ if TYPE_CHECKING:
     from fedjax_ssl.federated.messages import ClientLog, Download, Total, Upload
     from fedjax_ssl.federated.optimizer_registry import FEDERATED_OPTIMIZERS
     from fedjax_ssl.federated.optimizers import (
+        PLAIN_SGD,
+        Added,
         FederatedOptimizer,
+        Grouped,
         Local,
         LocalSettings,
         Numbers,
         adaptive,
         fedavg,
-        feddyn,
-        fednova,
         fedopt,
         fedprox,
         local,
         mean_scale,
         scaffold,
+        weighted,
+        weighted_mean,
     )
     from fedjax_ssl.federated.packing import packing
     from fedjax_ssl.federated.participation import (

@@ -14,14 +14,12 @@ from fedjax_ssl.federated.optimizers import (
     FederatedOptimizer,
     adaptive,
     fedavg,
-    feddyn,
-    fednova,
     fedopt,
     fedprox,
     local,
     scaffold,
 )
-from fedjax_ssl.registry import Registry
+from fedjax_ssl.registry import Registry, contributed
 
 
 def _fedavgm(
@@ -121,11 +119,6 @@ FEDERATED_OPTIMIZERS: Registry[FederatedOptimizer] = Registry(
             scaffold,
             "control variates against the drift of clients; SGD without momentum or clipping",
         ),
-        "feddyn": (
-            feddyn,
-            "clients' objectives are bent towards the federation's optimum, by alpha",
-        ),
-        "fednova": (fednova, "clients' changes are normalized by their numbers of local steps"),
         "fedavgm": (_fedavgm, "the clients' mean change goes through momentum at the server"),
         "fedadam": (partial(_moments, "adam"), "... through Adam"),
         "fedyogi": (partial(_moments, "yogi"), "... through Yogi"),
@@ -135,6 +128,7 @@ FEDERATED_OPTIMIZERS: Registry[FederatedOptimizer] = Registry(
             grouped,
             "groups of clients, each with a model of its own and a replica of the server (FedRGD)",
         ),
+        **contributed("federated optimizer"),
     },
     given=("local", "facts"),
     makes=FederatedOptimizer,

@@ -6,11 +6,8 @@ Parameters reach these functions as a `dict` of group -> few arrays
 
 References:
     FedAvg: McMahan et al., AISTATS 2017. FedProx: Li et al., MLSys 2020. FedOpt: Reddi et al., ICLR
-    2021. FedNova: Wang et al., Tackling the Objective Inconsistency Problem in Heterogeneous
-    Federated Optimization, NeurIPS 2020, sections 4 and 5. Client i takes tau_i steps, and a_i
-    holds the weight of each step's gradient in its change. SCAFFOLD: Karimireddy et al., ICML 2020,
-    Algorithm 1 with option II. c is the server's variate, c_i client i's. FedDyn: Acar et al.,
-    Federated Learning Based on Dynamic Regularization, ICLR 2021, as its authors' code has it.
+    2021. SCAFFOLD: Karimireddy et al., ICML 2020, Algorithm 1 with option II. c is the server's
+    variate, c_i client i's.
 """
 
 from collections.abc import Callable
@@ -241,94 +238,6 @@ def adaptive(
     return optax.GradientTransformation(init, update)
 
 
-@checked
-def fednova(
-    mu: Annotated[float | Array, In("[0, inf)")] = 0.0, *, local: LocalSettings = PLAIN_SGD
-) -> FederatedOptimizer:
-    """FedNova: w <- w + tau_eff sum_i p_i (w_i - w) / ||a_i||_1 with tau_eff = sum_i p_i ||a_i||_1.
-
-    p_i is the client's share of the aggregation weights. Where all clients take equally many steps
-    this is FedAvg (FedProx with mu), up to rounding.
-
-    Args:
-        mu: pull towards the global model: mu/2 ||w - w_global||^2 is added to the local objective.
-        local: the clients' optimizer. ||a_i||_1 follows from SGD's momentum; of others (Adam,
-            RMSProp) it is taken to be tau_i.
-
-    Raises:
-        ValueError: if mu is negative, or its product with the rate is not below 1.
-    """
-    shrinkage = mu * local.learning_rate
-    if isinstance(shrinkage, float) and shrinkage >= 1:
-        raise ValueError(
-            f"mu is {mu} and config.optimizer.learning_rate {local.learning_rate}; with fednova "
-            "their product must be below 1"
-        )
-
-    def report(client: Local) -> tuple[PyTree, PyTree]:
-        norm = client.num_steps.astype(client.learning_rate.dtype)
-        if local.name == "sgd":
-            norm = step_norm(
-                client.num_steps,
-                local.momentum,
-                mu * client.learning_rate,
-                nesterov=local.nesterov,
-            )
-        return norm, ()
-
-    def add(client: Local, norm: PyTree) -> Added:
-        shares = {
-            g: jnp.where(norm > 0, w / jnp.where(norm > 0, norm, 1.0), 0.0)
-            for g, w in client.weights.items()
-        }
-        norms = {g: w * norm for g, w in client.weights.items()}
-        return client.weights, weighted(client.change, shares), norms
-
-    def apply(
-        state: PyTree, anchor: Grouped, total: Total, context: RoundContext
-    ) -> tuple[Grouped, PyTree]:
-        norm = weighted_mean(total.reported, total.weights)
-        change = weighted_mean(total.update, total.weights)
-        moved = {
-            g: jax.tree.map(lambda w, d, n=norm[g]: w + n * d, anchor[g], change[g]) for g in anchor
-        }
-        return moved, state
-
-    def sends(params: Grouped) -> Numbers:
-        return Numbers(down=0, up=1)  # ||a_i||_1
-
-    return fedavg()._replace(correct=proximal(mu), report=report, add=add, apply=apply, sends=sends)
-
-
-def step_norm(
-    num_steps: Int[Array, ""],
-    momentum: float | Array = 0.0,
-    shrinkage: float | Array = 0.0,
-    *,
-    nesterov: bool = False,
-) -> Float[Array, ""]:
-    """||a||_1 of local SGD: how far equal gradients of size 1 carry a client, in learning rates.
-
-    Found by taking the steps, so that momentum and proximal term may come together: tau without
-    either; [tau - rho (1 - rho^tau) / (1 - rho)] / (1 - rho) with momentum rho; (1 - (1 - s)^tau) /
-    s with shrinkage s.
-
-    Args:
-        num_steps: tau.
-        momentum: rho, in [0, 1).
-        shrinkage: s, learning rate times mu, below 1 (above, gradients may count negatively).
-        nesterov: Nesterov momentum.
-    """
-
-    def step(_: Array, state: tuple[Array, Array]) -> tuple[Array, Array]:
-        distance, velocity = state
-        gradient = 1.0 - shrinkage * distance
-        velocity = momentum * velocity + gradient
-        return distance + (gradient + momentum * velocity if nesterov else velocity), velocity
-
-    return jax.lax.fori_loop(0, num_steps, step, (jnp.zeros(()), jnp.zeros(())))[0]
-
-
 class _MeanSteps(NamedTuple):
     """Mean local steps of SCAFFOLD's clients, in sum."""
 
@@ -427,84 +336,4 @@ def scaffold(
 
     return FederatedOptimizer(
         nothing, apply, send=send, keep=nothing, correct=correct, report=report, sends=sends
-    )
-
-
-class _Dynamic(NamedTuple):
-    """What FedDyn's server tells a client, which knows both but for the sizes of the others."""
-
-    own: Grouped  # h_k
-    strength: Float[Array, ""]  # alpha_k
-
-
-@checked
-def feddyn(alpha: Annotated[float | Array, In("(0, inf)")] = 0.01) -> FederatedOptimizer:
-    """FedDyn: every client's objective is bent so that its own optimum becomes the federation's.
-
-    A client minimizes f_k(w) + alpha_k <w, h_k - w_global> + alpha_k/2 ||w||^2 and then adds its
-    change to h_k, which starts at 0. The next model is the plain mean of the clients that trained,
-    whatever `config.federated.weighting` says, plus the mean of h over all C clients, of which the
-    server keeps that mean alone. As in the authors' code, alpha_k is alpha over the client's share
-    of the examples times C. Batch statistics are averaged as in FedAvg. Every client keeps one
-    vector of the model's size, the server another.
-
-    Args:
-        alpha: strength.
-
-    Raises:
-        ValueError: if alpha is not above 0.
-    """
-
-    def nothing(params: Grouped) -> PyTree:
-        return jax.tree.map(jnp.zeros_like, params)
-
-    def send(state: PyTree, kept: PyTree, context: RoundContext) -> _Dynamic:
-        sizes = context.all_clients.num_examples.astype(jnp.result_type(float))
-        own = context.clients.num_examples.astype(sizes.dtype)
-        strength = alpha * jnp.mean(sizes, where=sizes > 0) / jnp.maximum(own, 1.0)
-        # Replicas of the server are clients of the mean size.
-        members = jax.tree.leaves(kept)[0].shape[0]
-        replicas = jnp.full(members - own.shape[0], alpha, strength.dtype)
-        return _Dynamic(kept, jnp.concatenate([strength, replicas]))
-
-    def correct(gradient: Grouped, params: Grouped, anchor: Grouped, received: _Dynamic) -> Grouped:
-        own = {group: received.own[group] for group in gradient}
-        return jax.tree.map(
-            lambda g, w, w0, h: g + (received.strength * (h + w - w0)).astype(g.dtype),
-            gradient,
-            params,
-            anchor,
-            own,
-        )
-
-    def report(local: Local) -> tuple[PyTree, PyTree]:
-        change = weighted(local.change, counts(local))
-        return (), jax.tree.map(jnp.add, local.kept, change)
-
-    def counts(local: Local) -> dict[str, Array]:
-        return {g: (w > 0).astype(w.dtype) for g, w in local.weights.items()}
-
-    def add(local: Local, reported: PyTree) -> Added:
-        return counts(local), weighted(local.change, counts(local)), reported
-
-    def apply(
-        state: PyTree, anchor: Grouped, total: Total, context: RoundContext
-    ) -> tuple[Grouped, PyTree]:
-        change = weighted_mean(total.update, total.weights)
-        state = jax.tree.map(
-            lambda mean, total: mean + total / context.num_clients, state, total.update
-        )
-        params = {
-            group: jax.tree.map(
-                lambda w, d, h, some=total.weights[group] > 0: jnp.where(some, w + d + h, w),
-                anchor[group],
-                change[group],
-                state[group],
-            )
-            for group in anchor
-        }
-        return params, state
-
-    return FederatedOptimizer(
-        nothing, apply, send=send, keep=nothing, correct=correct, report=report, add=add
     )

@@ -41,7 +41,7 @@ def entries(names: Iterable[str]) -> list[str]:
 
 def used_in(config: Mapping[str, Any]) -> list[str]:
     """Return the names of what a run uses: the method, its parts and its rules of thresholds, the
-    federated optimizer, the dataset, the personalization, the sum of uploads and the predictors.
+    federated optimizer, the dataset, the wrappers, the sum of uploads and the predictors.
 
     Args:
         config: of the run, as stored.
@@ -55,4 +55,5 @@ def used_in(config: Mapping[str, Any]) -> list[str]:
         if field.rpartition(".")[2] == "threshold_rule"
     ]
     used += config.get("prediction", {}).get("predictors", "").split(",")
+    used += config.get("around", ())
     return [*used, *(config.get(one, {}).get("name", "") for one in ("personalize", "sum"))]

@@ -184,8 +184,8 @@ def build(
         setup: the run.
         around: names of wrappers, the first one inside.
         facts: sizes of the run, for wrappers.
-        personalize: name and options of what gives clients models of their own, inside of the
-            wrappers.
+        personalize: name and options of a wrapper inside of these, which may give clients models
+            of their own.
         train: what of the network is trained, see `around.trained_part`.
         protect: makes the whole private, see `fedjax_ssl.runs.privacy.Mechanism`.
         **settings: the method's own.
@@ -200,7 +200,7 @@ def build(
 
     if around or personalize["name"] != "none" or train != "all" or protect is not None:
         inner = partly_trained(recipe(name, setup, **settings), train)
-        whole = wrapped(personalized(inner, **personalize), around, facts)
+        whole = wrapped(personalized(inner, facts=facts, **personalize), around, facts)
         return federated.build(whole if protect is None else protect(whole))
     made = METHODS.build(name, setup, **settings)
     if isinstance(made, federated.Method):

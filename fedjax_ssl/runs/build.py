@@ -26,7 +26,7 @@ from fedjax_ssl.federated.uploads import (
     upload_transforms,
 )
 from fedjax_ssl.keys import named_key
-from fedjax_ssl.methods.around import PERSONALIZATIONS
+from fedjax_ssl.methods.around import WRAPPERS
 from fedjax_ssl.objectives import INVERSE, RowLoss, supervised_loss
 from fedjax_ssl.runs.devices import choose_devices
 from fedjax_ssl.runs.earlier import start_digest
@@ -276,7 +276,7 @@ def build_method(
         wrong = () if fault is None else fault.in_uploads(facts.num_clients)
         setup = setup._replace(uploads=(*wrong, *asked))
     own = config["personalize"]
-    names = ("name", *PERSONALIZATIONS.options(own["name"]))
+    names = ("name", *WRAPPERS.options(own["name"]))
     personalize = {name: own[name] for name in names if own[name] is not None}
     settings |= {"around": config["around"], "facts": facts, "personalize": personalize}
     settings["train"] = config["model"]["train"]

@@ -11,7 +11,7 @@ from fedjax_ssl.federated import FEDERATED_OPTIMIZERS
 from fedjax_ssl.federated.uploads import SUMS
 from fedjax_ssl.folder.citations import TOOL, citations, entries
 from fedjax_ssl.methods import METHODS, TERMS
-from fedjax_ssl.methods.around import PERSONALIZATIONS
+from fedjax_ssl.methods.around import WRAPPERS
 
 OF_USERS = {"folder", "features", "npz", "table", "tfds", "hf"}
 # No paper stands behind them: the package's own, or what everybody did before there was federation.
@@ -22,7 +22,7 @@ def test_every_method_federated_optimizer_and_dataset_has_a_citation_and_no_othe
     None
 ):
     names = {*METHODS.available(), *TERMS, *FEDERATED_OPTIMIZERS.available(), *SOURCES.available()}
-    names |= PERSONALIZATIONS.available().keys() - {"none"}
+    names |= WRAPPERS.available().keys() - {"none", "slow_clients"}
     names |= SUMS.available().keys() - {"mean"}
     names |= {*METHODS.options("fixmatch")["threshold_rule"].allowed.names} - {"fixed"}
     assert names - OF_USERS - NO_PAPER == set(citations()) - {TOOL}

@@ -26,7 +26,7 @@ import json
 from functools import partial
 from fedjax_ssl import config, methods
 from fedjax_ssl.federated.uploads import SUMS
-from fedjax_ssl.methods.around import PERSONALIZATIONS
+from fedjax_ssl.methods.around import WRAPPERS
 from fedjax_ssl.testing import promises
 from tests.methods import cases
 from tests.toy import weak_federation
@@ -39,7 +39,7 @@ trial = promises.trial_of(partial(cases.build, "fedavg"), cases.special("fedavg"
 promises.state_keeps_its_types_and_rounds_compile_once(trial)
 promises.every_round_reports_the_common_metrics_and_the_loss_falls(trial)
 promises.predictions_are_normalized_log_probabilities(trial)
-print(json.dumps([methods.__file__, names, [*methods.TERMS], [*PERSONALIZATIONS, *SUMS]]))
+print(json.dumps([methods.__file__, names, [*methods.TERMS], [*WRAPPERS, *SUMS]]))
 """
 
 

@@ -56,7 +56,6 @@ def test_fedavg_is_the_weighted_mean_of_the_models(float64) -> None:
     [
         federated.fedavg(),
         federated.fedprox(0.5),
-        federated.fednova(local=federated.LocalSettings(momentum=0.9)),
         federated.scaffold(),
         federated.fedopt(optax.sgd(1.0, 0.5)),
         federated.fedopt(optax.adam(0.1)),

@@ -237,7 +237,7 @@ def test_python_numbers_in_an_upload_are_no_other_form() -> None:
     chex.assert_trees_all_close(usual.params, given.params, atol=1e-6)
 
 
-@pytest.mark.parametrize("optimizer", [federated.scaffold(), federated.fednova()])
+@pytest.mark.parametrize("optimizer", [federated.scaffold()])
 def test_a_transform_sees_what_a_federated_optimizer_reports(optimizer) -> None:
     seen = []
 

@@ -11,7 +11,7 @@ import pytest
 import fedjax_ssl as fs
 from fedjax_ssl import federated, methods, runs
 from fedjax_ssl.federated import Facts, Recipe, build
-from fedjax_ssl.methods.around import AROUND, wrapped
+from fedjax_ssl.methods.around import WRAPPERS, wrapped
 from fedjax_ssl.methods.around.slow_clients import slow_clients
 from tests import toy
 from tests.methods import cases
@@ -69,7 +69,8 @@ def test_nobody_slow_changes_no_bit() -> None:
 
 
 def test_a_config_names_wrappers_with_facts_of_the_run(monkeypatch) -> None:
-    monkeypatch.setattr(AROUND, "_builders", dict(AROUND._builders))
+    monkeypatch.setattr(WRAPPERS, "_builders", dict(WRAPPERS._builders))
+    monkeypatch.setattr(WRAPPERS, "_lines", dict(WRAPPERS._lines))
     told = []
 
     @fs.register("around")
@@ -141,6 +142,6 @@ def first_round(*around: str) -> None:
 )
 def test_what_is_no_recipe_or_wrapper_is_refused_in_a_sentence(ask, message, monkeypatch) -> None:
     own = {"nothing": nothing, "broken": broken, "halved": halved, "of_one": of_one}
-    monkeypatch.setattr(AROUND, "_builders", {**AROUND._builders, **own})
+    monkeypatch.setattr(WRAPPERS, "_builders", {**WRAPPERS._builders, **own})
     with pytest.raises(ValueError, match=message):
         ask()

@@ -11,14 +11,14 @@ from fedjax_ssl import federated, methods
 from fedjax_ssl.federated import Method, Recipe
 from fedjax_ssl.federated.uploads import FAULTS
 from fedjax_ssl.federated.uploads import SUMS as REGISTRY
-from fedjax_ssl.methods.around import PERSONALIZATIONS, personalized
+from fedjax_ssl.methods.around import personalized
 from fedjax_ssl.testing import PROMISES, promises
 from tests import toy
 from tests.methods import cases
 
 pytestmark = pytest.mark.thorough
 METHODS = ("fedavg", "semifl", "xclp")
-WRAPPERS = [name for name in PERSONALIZATIONS if name != "none"]
+OWN_MODELS = ("fedbn", "ditto", "apfl")
 SUMS = {name: REGISTRY.build(name) for name in REGISTRY if name != "mean"}
 
 
@@ -29,12 +29,12 @@ def recipe_of(what: str, name: str, data: Any, **changes: Any) -> Recipe:
         uploads = FAULTS.build("scale", share=0.2, factor=2.0).in_uploads(6)
         setup = setup._replace(combine_uploads=SUMS[what], uploads=uploads)
     recipe = methods.recipe(name, setup, **cases.of(name).settings)
-    return personalized(recipe, what) if what in WRAPPERS else recipe
+    return personalized(recipe, what) if what in OWN_MODELS else recipe
 
 
 @pytest.fixture(
     scope="module",
-    params=[f"{what} {name}" for what in (*WRAPPERS, *SUMS) for name in METHODS],
+    params=[f"{what} {name}" for what in (*OWN_MODELS, *SUMS) for name in METHODS],
 )
 def case(request: pytest.FixtureRequest) -> tuple[str, promises.Trial]:
     what, name = request.param.split()

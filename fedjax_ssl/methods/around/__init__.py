@@ -1,7 +1,7 @@
 """Wrappers: functions that take the recipe of any method and return another one.
 
-`config.around` names them, `fs.register("around", name, wrapper)` adds one, and "module:function"
-is one of your own.
+`config.personalize` names one with its options, `config.around` several as they are, and
+"module:function" is one of your own. `fs.register("around", name, wrapper)` adds one.
 """
 
 from collections.abc import Sequence
@@ -14,45 +14,39 @@ from fedjax_ssl.registry import Registry, contributed
 if TYPE_CHECKING:
     from fedjax_ssl.federated import Facts, Recipe
 
-AROUND: "Registry[Recipe]" = Registry(
+WRAPPERS: "Registry[Recipe]" = Registry(
     "wrapper",
-    {"slow_clients": "fedjax_ssl.methods.around.slow_clients:slow_clients"},
+    {
+        "none": (f"{__name__}:as_it_is", "clients have the global model"),
+        "slow_clients": "fedjax_ssl.methods.around.slow_clients:slow_clients",
+        **contributed("wrapper"),
+    },
     leading=1,
     given=("facts",),
     makes="fedjax_ssl.federated.recipe:Recipe",
 )
 
-# Wrappers with settings of their own, one of which `config.personalize` names.
-PERSONALIZATIONS: "Registry[Recipe]" = Registry(
-    "personalization",
-    {
-        "none": (f"{__name__}:as_it_is", "clients have the global model"),
-        **contributed("personalization"),
-    },
-    leading=1,
-    makes="fedjax_ssl.federated.recipe:Recipe",
-)
-
 
 def as_it_is(recipe: Any) -> Any:
-    """Change nothing: clients predict as the method has it."""
+    """Change nothing."""
     # registries read annotations, so that a type imported for checkers alone cannot be one
     return recipe
 
 
 def personalized(recipe: "Recipe", name: str = "none", **options: Any) -> "Recipe":
-    """Let every client have a model of its own.
+    """Put a wrapper with its options around a recipe.
 
     Args:
         recipe: of any method.
-        name: of `PERSONALIZATIONS`, or "module:function".
-        **options: its own.
+        name: of `WRAPPERS`, or "module:function".
+        **options: its own, and `facts`, sizes of the run, for one that has such a parameter.
 
     Raises:
-        ConfigError: nobody knows the name, or the method is one that it is not for.
+        ConfigError: nobody knows the name, the method is one that it is not for, or the wrapper
+            raised an error or returned no recipe.
     """
     with naming("personalize"):
-        return PERSONALIZATIONS.build(name, recipe, **options)
+        return _around(recipe, name, **options)
 
 
 def partly_trained(recipe: "Recipe", train: str) -> "Recipe":
@@ -72,15 +66,19 @@ def wrapped(recipe: "Recipe", names: Sequence[str], facts: "Facts | None" = None
         facts: sizes of the run, for those that have a parameter of this name.
 
     Raises:
-        ConfigError: nobody knows a name, or a wrapper raised an error or returned no recipe.
+        ConfigError: as `personalized`.
     """
     for name in names:
         with naming("around"):
-            try:
-                recipe = AROUND.build(name, recipe, facts=facts)
-            except ValueError:  # its message says what to do
-                raise
-            except Exception as error:
-                what = blame(error) or f"{type(error).__name__}: {said(error)}"
-                raise ValueError(f"{name} raised {what}") from error
+            recipe = _around(recipe, name, facts=facts)
     return recipe
+
+
+def _around(recipe: "Recipe", name: str, **options: Any) -> "Recipe":
+    try:
+        return WRAPPERS.build(name, recipe, **options)
+    except ValueError:  # its message says what to do
+        raise
+    except Exception as error:
+        what = blame(error) or f"{type(error).__name__}: {said(error)}"
+        raise ValueError(f"{name} raised {what}") from error

@@ -16,7 +16,7 @@ from jax.interpreters.partial_eval import dce_jaxpr
 from fedjax_ssl import methods, models
 from fedjax_ssl.contrib.privacy import gaussian
 from fedjax_ssl.federated import Method, build
-from fedjax_ssl.methods.around import AROUND, PERSONALIZATIONS, personalized, wrapped
+from fedjax_ssl.methods.around import WRAPPERS, personalized
 from tests import toy
 from tests.methods import cases
 
@@ -31,8 +31,8 @@ NAMES = sorted(methods.available())
 WHAT = [
     *NAMES,
     *(f"{name} in another way" for name in sorted(VARIANTS)),
-    *(f"fedavg, {one}" for one in sorted({*PERSONALIZATIONS, *AROUND} - {"none"})),
-    *(f"fixmatch, {one}" for one in sorted({*PERSONALIZATIONS} - {"none"})),
+    *(f"fedavg, {one}" for one in sorted({*WRAPPERS} - {"none"})),
+    *(f"fixmatch, {one}" for one in sorted({*WRAPPERS} - {"none", "slow_clients"})),
 ]
 # What of a client nothing may depend on. Its rows of `inputs` and `observed` are found by these.
 OF_CLIENTS = {"index", "num_labelled", "num_examples", "weak"}
@@ -55,10 +55,7 @@ def method_of(what: str, noise: Any) -> tuple[Method, Any]:
     model = models.build("mlp", num_classes=toy.NUM_CLASSES, input_shape=shape, **options)
     setup = toy.setup(data, model=model, augment=toy.jitter, local_epochs=1)
     recipe = methods.recipe(name, setup._replace(rounds=4), **settings)
-    if more in PERSONALIZATIONS:
-        recipe = personalized(recipe, more)
-    elif more:
-        recipe = wrapped(recipe, (more,))
+    recipe = personalized(recipe, more or "none")
     cohorts = gaussian.Sampled(*[data.num_clients] * 3)
     return build(PRIVATE.private(recipe, noise, cohorts)), data
 

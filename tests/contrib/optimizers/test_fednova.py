@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from fedjax_ssl import federated
+from fedjax_ssl.contrib.optimizers.fednova import fednova, step_norm
 from fedjax_ssl.federated import Recipe, Stage, Training, build
-from fedjax_ssl.federated.optimizers import step_norm
 from fedjax_ssl.methods.parts.terms import supervised_term
 from tests import toy
 
@@ -64,7 +64,7 @@ def test_a_server_step_by_hand(float64) -> None:
     weights = [1.0, 3.0, 0.0]
     steps = [2, 6, 4]
     rate = 0.1
-    optimizer = federated.fednova(local=federated.LocalSettings(momentum=0.9))
+    optimizer = fednova(local=federated.LocalSettings(momentum=0.9))
     clients = [
         toy.local(
             {"model": jnp.asarray(anchor)},
@@ -109,7 +109,7 @@ def test_equally_many_steps_are_fedavg_or_fedprox(float64, mu: float) -> None:
         )
         return toy.train(build(Recipe(setup, (stage,))), KEY, data, 2)
 
-    ours, infos = trained(federated.fednova(mu, local=federated.LocalSettings(momentum=0.5)))
+    ours, infos = trained(fednova(mu, local=federated.LocalSettings(momentum=0.5)))
     plain, costs = trained(federated.fedprox(mu))
     chex.assert_trees_all_close(ours.params, plain.params, rtol=1e-12, atol=1e-14)
     assert infos[0]["bytes_up"] == costs[0]["bytes_up"] + 4 * infos[0]["clients"]
@@ -121,4 +121,4 @@ def test_equally_many_steps_are_fedavg_or_fedprox(float64, mu: float) -> None:
 )
 def test_bad_settings_are_refused(mu: float, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        federated.fednova(mu)
+        fednova(mu)

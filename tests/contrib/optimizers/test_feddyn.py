@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from fedjax_ssl import federated
+from fedjax_ssl.contrib.optimizers.feddyn import feddyn
 from tests import toy
 
 ALPHA = 0.1
@@ -46,7 +47,7 @@ def one_round(optimizer, model, state, kept, ids):
 
 
 def test_two_rounds_on_quadratics(float64) -> None:
-    optimizer = federated.feddyn(ALPHA)
+    optimizer = feddyn(ALPHA)
     model = {"model": jnp.asarray(1.5)}
     kept = {"model": jnp.zeros(2)}
     state = optimizer.init(model)
@@ -67,12 +68,12 @@ def test_a_large_client_is_held_less(float64) -> None:
     sizes = context.clients._replace(num_examples=jnp.array([1, 3, 0]))
     context = context._replace(clients=sizes, all_clients=sizes)
     kept = {"model": jnp.zeros((3, 4))}
-    received = federated.feddyn(0.3).send({"model": jnp.zeros(4)}, kept, context)
+    received = feddyn(0.3).send({"model": jnp.zeros(4)}, kept, context)
     np.testing.assert_allclose(received.strength[:2], [0.6, 0.2])
 
 
 def test_nobody_changes_nothing() -> None:
-    optimizer = federated.feddyn(ALPHA)
+    optimizer = feddyn(ALPHA)
     model = {"model": jnp.asarray(1.5)}
     nobody = toy.total({"model": jnp.zeros(())}, {"model": jnp.zeros(())})
     state = {"model": jnp.asarray(0.5)}
@@ -82,4 +83,4 @@ def test_nobody_changes_nothing() -> None:
 
 def test_a_strength_of_nothing_is_refused() -> None:
     with pytest.raises(ValueError, match="alpha is 0"):
-        federated.feddyn(0.0)
+        feddyn(0.0)

@@ -1,0 +1,1 @@
+"""Federated optimizers, by the names used in `config.federated.name`."""
