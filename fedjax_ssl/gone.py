@@ -22,6 +22,14 @@ _ON_TIME = "an upload arrives in its round or is lost"
 _NO_CLOCK = "rounds have no simulated time"
 _ONE_SUM = "noise is added to updates alone"
 _FREEMATCH = "the rule of thresholds that follow training is method.threshold_rule=freematch"
+_OPTAX = "write optax:NAME or optax.contrib:NAME, a function of optax with its own options"
+_OF_OPTAX = (
+    *("adabelief", "adadelta", "adafactor", "adagrad", "adamax", "adamaxw", "adamw", "adan"),
+    *("amsgrad", "fromage", "lamb", "lars", "lion", "nadam", "nadamw", "novograd"),
+    *("optimistic_adam_v2", "optimistic_gradient_descent", "radam", "sign_sgd", "signum", "sm3"),
+    *("yogi", "acprop", "ademamix", "adopt", "cocob", "dadapt_adamw", "dog", "dowg", "madgrad"),
+    *("muon", "prodigy", "simplified_ademamix"),
+)
 _FIXED = "the threshold is fixed"
 # of methods with a rule of thresholds
 _OF_RULES = {
@@ -184,6 +192,7 @@ GONE = {
     "model.lora_rank": Gone(_LORA, (4,)),
     "model.lora_layers": Gone(_LORA, ("*",)),
     "model.lora_scale": Gone(_LORA, (1.0,)),
+    **{f"optimizer.name={name}": Gone(_OPTAX) for name in _OF_OPTAX},
     "prediction.neighbor_search": Gone("neighbours are always searched exactly", ("exact",)),
 }
 

@@ -397,7 +397,8 @@ def takes_array(parameter: inspect.Parameter) -> bool:
     # not at the top: it brings jax, which `fedjax-ssl --help` does not need
     from jaxtyping import Array
 
-    return Array in typing.get_args(_plain(parameter.annotation))
+    parts = typing.get_args(_plain(parameter.annotation))
+    return Array in parts and bool not in parts  # `ArrayLike` is also what decides code
 
 
 def _plain(annotation: Any) -> Any:
@@ -424,7 +425,7 @@ def option_of(parameter: inspect.Parameter) -> Option:
 
 def _stored(parameter: inspect.Parameter) -> type:
     """Return the type of a config's field for a parameter: `float | Array | None` is stored as
-    float.
+    float, and of several types of numbers, as in `jax.typing.ArrayLike`, that of the default.
     """
     annotation = _plain(parameter.annotation)
     if annotation is parameter.empty and parameter.default is not parameter.empty:
@@ -433,6 +434,8 @@ def _stored(parameter: inspect.Parameter) -> type:
     parts = typing.get_args(annotation)
     if origin is Literal:
         return type(parts[0])
+    if {bool, int, float} <= {*parts}:
+        return type(parameter.default) if isinstance(parameter.default, bool | int) else float
     for part in map(_plain, parts if origin in (types.UnionType, typing.Union) else (annotation,)):
         if part in (bool, int, float, str):
             return part

@@ -1,15 +1,12 @@
-"""Local optimizers by name: three of the papers, those of optax, and a user's own.
+"""Local optimizers by name: three of the papers, and "module:function", as "optax:adamw".
 
 The learning rate is the round's, which is traced: a whole sweep over learning rates is one program.
-The papers' three are transformations without a rate, by which the client step multiplies their
-update. Optax' optimizers are built with the rate in every trace, so that those which are not linear
-in it are exact too.
+The papers' three are transformations without a rate, by which their update is multiplied. A named
+function is called with the rate in every trace, so that one that is not linear in it is exact too.
 """
 
-import inspect
-import re
 from collections.abc import Callable
-from typing import Annotated, Any, NamedTuple, TypeAlias
+from typing import Annotated, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -22,51 +19,8 @@ from fedjax_ssl.registry import Registry
 
 PyTree = Any
 _Decay = Annotated[float | Array, In("[0, inf)")]
-_OF_OPTAX = (
-    *(
-        "adabelief",
-        "adadelta",
-        "adafactor",
-        "adagrad",
-        "adamax",
-        "adamaxw",
-        "adamw",
-        "adan",
-        "amsgrad",
-        "fromage",
-    ),
-    *(
-        "lamb",
-        "lars",
-        "lion",
-        "nadam",
-        "nadamw",
-        "novograd",
-        "optimistic_adam_v2",
-        "optimistic_gradient_descent",
-    ),
-    *("radam", "sign_sgd", "signum", "sm3", "yogi"),
-)
-_OF_CONTRIB = (
-    *(
-        "acprop",
-        "ademamix",
-        "adopt",
-        "cocob",
-        "dadapt_adamw",
-        "dog",
-        "dowg",
-        "madgrad",
-        "muon",
-        "prodigy",
-    ),
-    "simplified_ademamix",
-)
+# functions of optax that would run and do something else
 _LEFT_OUT = {
-    **dict.fromkeys(
-        ("lbfgs", "momo", "momo_adam", "polyak_sgd", "sophia"),
-        "it needs the loss beside the gradient",
-    ),
     **dict.fromkeys(("dpsgd", "noisy_sgd"), "its noise would be the same at all clients"),
     "galore": "it projects whole matrices, and was not tried",
     "rprop": "its steps do not follow the learning rate of the round",
@@ -75,10 +29,8 @@ _LEFT_OUT = {
         "it predicts with other weights than it trains",
     ),
 }
-# they look at whole arrays
+# functions of optax that look at whole arrays
 BY_LAYER = ("adafactor", "fromage", "lamb", "lars", "muon", "novograd", "sm3")
-# arguments of optax' whose default is None
-_NUMBERS = ("momentum", "weight_decay_rate", "weight_decay")
 
 
 def _sgd(
@@ -98,7 +50,7 @@ def _sgd(
 
 
 def _adam(b1: float = 0.9, b2: float = 0.999, eps: float = 1e-8, weight_decay: _Decay = 0.0) -> Any:
-    """Adam, with its usual moments; adamw has decoupled weight decay.
+    """Adam, with its usual moments; optax:adamw has decoupled weight decay.
 
     Args:
         b1: share of the mean gradient that is kept from step to step.
@@ -123,79 +75,23 @@ def _rmsprop(
     return optax.chain(optax.add_decayed_weights(weight_decay), step)
 
 
-def _of_optax(
-    function: Callable[..., optax.GradientTransformation],
-) -> Callable[..., optax.GradientTransformation]:
-    """Make a builder of an optax optimizer, whose options are those arguments that are numbers or
-    switches.
-
-    One without weight decay has the L2 penalty, added to the gradient.
-    """
-    given = list(inspect.signature(function).parameters.values())[1:]
-    own = any(one.name == "weight_decay" for one in given)
-
-    def build(
-        *, learning_rate: float | Array, weight_decay: float | Array | None = None, **options: Any
-    ) -> optax.GradientTransformation:
-        if own and weight_decay is not None:
-            options["weight_decay"] = weight_decay
-        decay = () if own or weight_decay is None or is_zero(weight_decay) else (weight_decay,)
-        return optax.chain(
-            *map(optax.add_decayed_weights, decay), function(learning_rate, **options)
-        )
-
-    def option(name: str, default: Any, kind: Any) -> inspect.Parameter:
-        return inspect.Parameter(
-            name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=kind
-        )
-
-    found = {"learning_rate": option("learning_rate", inspect.Parameter.empty, float | Array)}
-    for one in given:
-        if isinstance(one.default, (bool, int, float)) and not one.name.endswith("mask"):
-            found[one.name] = option(one.name, one.default, type(one.default))
-        elif one.name in _NUMBERS:
-            found[one.name] = option(one.name, None, float | None)
-    default = found["weight_decay"].default if own else 0.0
-    found["weight_decay"] = option(
-        "weight_decay", default, _Decay if default is not None else _Decay | None
-    )
-    build.__signature__ = inspect.Signature(list(found.values()))  # type: ignore[attr-defined]
-    # nadam is a partial of adam
-    text = inspect.cleandoc(getattr(function, "func", function).__doc__ or "")
-    penalty = (
-        "" if own else r"weight_decay: L2 penalty, added to the gradient of all parameters.\n\1"
-    )
-    build.__doc__ = re.sub(r"Args:\n( +)", rf"Args:\n\1{penalty}", text, count=1)
-    return build
-
-
 OPTIMIZERS: Registry[optax.GradientTransformation] = Registry(
     "optimizer",
-    {
-        "sgd": _sgd,
-        "adam": _adam,
-        "rmsprop": _rmsprop,
-        **{name: _of_optax(getattr(optax, name)) for name in _OF_OPTAX},
-        **{name: _of_optax(getattr(optax.contrib, name)) for name in _OF_CONTRIB},
-    },
+    {"sgd": _sgd, "adam": _adam, "rmsprop": _rmsprop},
     given=("learning_rate", "facts"),
     makes=optax.GradientTransformation,
-    left_out=_LEFT_OUT,
 )
 
 
-class RatedOptimizer(NamedTuple):
-    """An optimizer that knows its learning rate."""
+class LocalOptimizer(NamedTuple):
+    """An optimizer that is told the learning rate of each step."""
 
     init: Callable[[PyTree], PyTree]  # parameters -> state
     update: Callable[[PyTree, PyTree, PyTree, Float[Array, ""]], tuple[PyTree, PyTree]]
     # ^ (gradient, state, parameters, rate) -> (what is added to the parameters, state)
     by_layer: bool = False
-    # ^ it looks at the network's own arrays, not at the few that they are packed in
+    # ^ it may look at the network's own arrays, not at the few that they are packed in
     own_rate: bool = False  # its rate is not the run's
-
-
-LocalOptimizer: TypeAlias = optax.GradientTransformation | RatedOptimizer
 
 
 @checked
@@ -209,17 +105,13 @@ def local_optimizer(
     """Build the client's optimizer; its state starts anew in every round.
 
     Args:
-        name: one of `OPTIMIZERS`, or "module:function" for a function of `learning_rate`, and of
-            options, that returns an `optax.GradientTransformation`.
+        name: one of `OPTIMIZERS`, or "module:function", as "optax:adamw", for a function of
+            `learning_rate`, and of options, that returns an `optax.GradientTransformation`.
         clip_norm: the gradient of a parameter group is multiplied by min(1, clip_norm / (||g||_2 +
             1e-6)) before weight decay is added; None: it is not.
         facts: the run's `fedjax_ssl.federated.Facts`, for a function that has a parameter of this
             name.
         **options: those of the optimizer.
-
-    Returns:
-        A transformation without a learning rate for "sgd", "adam" and "rmsprop", else a
-        `RatedOptimizer`.
 
     Raises:
         ValueError: an unknown name or option, a value outside its range, or an optimizer that needs
@@ -227,36 +119,38 @@ def local_optimizer(
 
     Example:
         >>> from fedjax_ssl.federated import local_optimizer
-        >>> adamw = local_optimizer("adamw", weight_decay=0.01)
+        >>> adamw = local_optimizer("optax:adamw", weight_decay=0.01)
         >>> weights = {"w": jnp.ones(2)}
         >>> state = adamw.init(weights)
         >>> added, _ = adamw.update({"w": jnp.ones(2)}, state, weights, jnp.float32(0.1))
         >>> [round(float(one), 4) for one in added["w"]]
         [-0.101, -0.101]
     """
+    own = ":" in name
+    module, _, function = name.partition(":")
+    if module.partition(".")[0] == "optax" and function in _LEFT_OUT:
+        raise ValueError(f"optimizer {name!r} cannot be used: {_LEFT_OUT[function]}")
     clip = () if clip_norm is None else (_clip(clip_norm),)
     takes_rate = OPTIMIZERS.takes(name, "learning_rate")
-    own = ":" in name
     if OPTIMIZERS.takes(name, "facts"):
         options["facts"] = facts
-    if not takes_rate and not own:
-        return standard_promotion(optax.chain(*clip, OPTIMIZERS.build(name, **options)))
 
     def at(rate: Any) -> optax.GradientTransformation:
         given = {"learning_rate": rate} if takes_rate else {}
         return standard_promotion(optax.chain(*clip, OPTIMIZERS.build(name, **given, **options)))
 
-    found = RatedOptimizer(
-        at(1.0).init,
-        lambda gradient, state, params, rate: at(rate).update(gradient, state, params),
-        by_layer=own or name in BY_LAYER,
-        own_rate=not takes_rate,
-    )
+    def update(
+        gradient: PyTree, state: PyTree, params: PyTree, rate: Array
+    ) -> tuple[PyTree, PyTree]:
+        updates, state = at(rate).update(gradient, state, params)
+        return updates if own else jax.tree.map(lambda u: -rate * u, updates), state
+
+    found = LocalOptimizer(at(1.0).init, update, by_layer=own, own_rate=own and not takes_rate)
     _check_step(name, found)
     return found
 
 
-def _check_step(name: str, optimizer: RatedOptimizer) -> None:
+def _check_step(name: str, optimizer: LocalOptimizer) -> None:
     """Raise ValueError for an optimizer whose step needs more than it is given, or changes the
     form of its state.
     """
@@ -293,22 +187,17 @@ def descend(
     rate: Float[Array, ""],
 ) -> tuple[PyTree, PyTree]:
     """Take a step: (parameters, state of the optimizer)."""
-    if isinstance(optimizer, RatedOptimizer):
-        added, state = optimizer.update(gradient, state, params, rate)
-        return optax.apply_updates(params, added), state
-    updates, state = optimizer.update(gradient, state, params)
-    return jax.tree.map(lambda w, update: w - rate * update, params, updates), state
+    added, state = optimizer.update(gradient, state, params, rate)
+    return optax.apply_updates(params, added), state
 
 
 def at_rate(optimizer: LocalOptimizer, rate: float | Array) -> optax.GradientTransformation:
     """Return the optimizer at one learning rate, as optax has it: its update is added to the
     parameters.
     """
-    if isinstance(optimizer, RatedOptimizer):
-        return optax.GradientTransformation(
-            optimizer.init, lambda g, s, w: optimizer.update(g, s, w, jnp.asarray(rate))
-        )
-    return optax.chain(optimizer, optax.scale_by_learning_rate(rate))
+    return optax.GradientTransformation(
+        optimizer.init, lambda g, s, w: optimizer.update(g, s, w, jnp.asarray(rate))
+    )
 
 
 def over_layers(
@@ -321,7 +210,7 @@ def over_layers(
         optimizer: returned as it is where it does not look at layers.
         groups: () -> parameters by group, of which the shapes are read.
     """
-    if not (isinstance(optimizer, RatedOptimizer) and optimizer.by_layer):
+    if not optimizer.by_layer:
         return optimizer
     inner = optimizer
     shapes = jax.eval_shape(groups)

@@ -98,7 +98,7 @@ def _fedopt(
             raise ValueError(
                 f"arguments is {arguments!r}; give NAME=NUMBER with commas between"
             ) from error
-    if optimizer in BY_LAYER:
+    if optimizer.rpartition(":")[2] in BY_LAYER:
         raise ValueError(
             f"optimizer {optimizer!r} looks at layers, which lie in few arrays at the server; use "
             "another"

@@ -287,8 +287,8 @@ def test_nesterov_momentum_of_the_worked_example(float64) -> None:
     seen = []
     state = optimizer.init(x)
     for _ in range(3):
-        update, state = optimizer.update(x, state, x)
-        x = x - 0.1 * update
+        added, state = optimizer.update(x, state, x, jnp.asarray(0.1))
+        x = x + added
         seen.append(float(x))
     np.testing.assert_allclose(seen, [0.809981, 0.5750611204, 0.3272662695], atol=1e-10)
 

@@ -50,8 +50,8 @@ def test_norm_is_the_sum_of_the_weights_of_the_gradients(float64, nesterov: bool
         state = local.init({"model": jnp.zeros(1)})
         for step in range(steps):
             gradient = {"model": float(step == place) + mu * w["model"]}
-            updates, state = local.update(gradient, state, w)
-            w = {"model": w["model"] - rate * updates["model"]}
+            added, state = local.update(gradient, state, w, jnp.asarray(rate))
+            w = {"model": w["model"] + added["model"]}
         weights.append(-float(w["model"][0]) / rate)
     assert min(weights) > 0
     norm = step_norm(jnp.asarray(steps), momentum, mu * rate, nesterov=nesterov)
