@@ -112,8 +112,8 @@ def test_optimizer(float64) -> None:
     state = local.init(weight)
     seen = []
     for _ in range(2):
-        update, state = local.update(jnp.asarray(0.5), state, weight)
-        weight = weight - 0.1 * update
+        added, state = local.update(jnp.asarray(0.5), state, weight, jnp.asarray(0.1))
+        weight = weight + added
         seen.append(float(weight))
     np.testing.assert_allclose(seen, [0.94999, 0.8549715001], atol=1e-10)
 
