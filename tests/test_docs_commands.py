@@ -49,10 +49,8 @@ NOT_RUN = {
     r"runs/other|data\.path=writing": "needs Omniglot, and minutes",
     r"^bench": "minutes to hours, on a machine of its own: tests/benchmarks/test_bench.py",
     r"^reproduce .*--run(?!.*--scale smoke)": "hours, and a download",
-    r"million\.npz": "a million examples, on a machine of its own",
     r"--workers 16|devices=8|gpus_per_node": "several GPUs, a cluster: tests/test_gpus.py",
     r"sklearn\.metrics|--tracking|--search": "needs scikit-learn, wandb or Optuna",
-    r"runs/leaderboard": "five seeds each: experiments/leaderboard.py runs them",
     r"runs/label_plan": "five seeds each: experiments/label_plan.py runs them",
     r"runs/hospital": "tests/test_docs_hospital.py trains them whole",
 }

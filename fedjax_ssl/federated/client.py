@@ -86,9 +86,10 @@ class LocalRound(NamedTuple):
 
     def unpack(self, grouped: Grouped) -> Params:
         """Return the few arrays of every parameter group as its tree."""
-        return {
-            group: self.packings[group].unpack(grouped[group]) if group in self.packings else tree
-            for group, tree in self.download.params.items()
+        # In the order of the groups' names, which is that of sums over groups (FedMatch's).
+        own = {group: self.packings[group].unpack(grouped[group]) for group in self.groups.names}
+        return own | {
+            group: tree for group, tree in self.download.params.items() if group not in own
         }
 
     def key_of(self, client: Client) -> Key[Array, ""]:
