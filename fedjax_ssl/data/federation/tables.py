@@ -72,7 +72,10 @@ def find_widths(plan: Plan, roles: Roles) -> Widths:
     labelled = np.asarray(roles.entries.labelled)
     counts = np.bincount(client[client >= 0], minlength=plan.facts.num_clients)
     known = np.bincount(client[labelled & (client >= 0)], minlength=plan.facts.num_clients)
-    max_labelled, max_unlabelled, examples = map(_width, (known, counts - known, counts))
+    # The largest of a dataset's own clients trains with most keys, so that it needs no room.
+    max_labelled, max_unlabelled, examples = (
+        _width(sizes, exact=plan.natural) for sizes in (known, counts - known, counts)
+    )
     test, valid, server = (
         int(np.asarray(mask).sum()) for mask in (roles.test, roles.valid, roles.server)
     )
@@ -87,10 +90,10 @@ def find_widths(plan: Plan, roles: Roles) -> Widths:
     )
 
 
-def _width(counts: Int[np.ndarray, " C"]) -> int:
+def _width(counts: Int[np.ndarray, " C"], exact: bool = False) -> int:
     """Return the largest count, with room for that of other keys where clients differ."""
     most = int(counts.max())
-    return most if most == counts[counts > 0].min(initial=most) else _roomy(most)
+    return most if exact or most == counts[counts > 0].min(initial=most) else _roomy(most)
 
 
 def _roomy(count: int) -> int:
