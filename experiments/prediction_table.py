@@ -30,6 +30,7 @@ from fedjax_ssl import config as configs
 from fedjax_ssl import data
 from fedjax_ssl.command_line import USER_ERRORS, use_compilation_cache
 from fedjax_ssl.prediction import one_shot
+from fedjax_ssl.runs import prediction_files
 from fedjax_ssl.runs.build import build, device_mesh, federate, load_experiment
 from fedjax_ssl.runs.devices import choose_devices
 from fedjax_ssl.runs.rounds import run_rounds
@@ -132,7 +133,7 @@ def _run(
         state, _ = jax.jit(lambda state, data: run_rounds(method, key, state, data, rounds))(
             state, federation
         )
-    outcomes = one_shot.summary_of(
+    outcomes = prediction_files.summary_of(
         list(one_shot.predict(experiment.config, method, state, key, federation, mesh))
     )
     left_out = experiment.config.data.left_out_client

@@ -70,7 +70,7 @@ from fedjax_ssl.federated import (
     never,
 )
 from fedjax_ssl.keys import named_key
-from fedjax_ssl.methods.parts.consistency import LABELLED, UNLABELLED, strong_view
+from fedjax_ssl.methods.parts.consistency import strong_view
 from fedjax_ssl.methods.parts.guess import (
     Guess,
     Guessing,
@@ -80,7 +80,7 @@ from fedjax_ssl.methods.parts.guess import (
     labeller,
 )
 from fedjax_ssl.methods.parts.settings import Count, CountOrZero, Decay, Positive, Share, Weight
-from fedjax_ssl.methods.parts.terms import augmented_view, supervised_term
+from fedjax_ssl.methods.parts.terms import LABELLED, UNLABELLED, augmented_view, supervised_term
 from fedjax_ssl.models import Model
 from fedjax_ssl.objectives import batch_mean, soft_label_divergence
 

@@ -32,7 +32,7 @@ from fedjax_ssl.checks import checked
 from fedjax_ssl.contrib.methods._whole_batches import RECOMMENDED as WHOLE_BATCHES
 from fedjax_ssl.contrib.methods._whole_batches import whole_batches
 from fedjax_ssl.federated import Recipe, Setup, Step, Term
-from fedjax_ssl.methods.parts.consistency import UNLABELLED, strong_view
+from fedjax_ssl.methods.parts.consistency import strong_view
 from fedjax_ssl.methods.parts.guess import (
     Counts,
     Guess,
@@ -42,7 +42,7 @@ from fedjax_ssl.methods.parts.guess import (
     received_logits,
 )
 from fedjax_ssl.methods.parts.settings import Count, Share, Weight
-from fedjax_ssl.methods.parts.terms import augmented_view, supervised_term
+from fedjax_ssl.methods.parts.terms import UNLABELLED, augmented_view, supervised_term
 from fedjax_ssl.objectives import soft_label_divergence
 
 RECOMMENDED = {"sage": WHOLE_BATCHES}

@@ -11,7 +11,7 @@ from fedjax_ssl.federated import Needs, Recipe, ServerState, Setup, Stage, Step,
 from fedjax_ssl.federated.contract import ForLog, Metrics
 from fedjax_ssl.federated.recipe import in_words
 from fedjax_ssl.federated.sampler import known_epochs, labelled_epochs, paired_batches, passes
-from fedjax_ssl.methods.parts.consistency import LABELLED, UNLABELLED
+from fedjax_ssl.methods.parts.terms import LABELLED, UNLABELLED
 
 
 class Part(NamedTuple):

@@ -32,13 +32,16 @@ from fedjax_ssl.federated.contract import (
     merged,
 )
 from fedjax_ssl.keys import named_key
-from fedjax_ssl.methods.parts.terms import PseudoLabels, diagnose_pseudo_labels, network_outputs
+from fedjax_ssl.methods.parts.terms import (
+    UNLABELLED,
+    PseudoLabels,
+    diagnose_pseudo_labels,
+    network_outputs,
+)
 from fedjax_ssl.models import Outputs
 from fedjax_ssl.objectives import teacher_decay, vat_direction
 
 # streams
-LABELLED = "labelled"
-UNLABELLED = "unlabelled"
 
 
 def strong_view(setup: Setup, stream: str = UNLABELLED) -> View:

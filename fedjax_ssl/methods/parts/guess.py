@@ -26,9 +26,9 @@ from fedjax_ssl.federated.contract import (
     PyTree,
     RoundContext,
 )
-from fedjax_ssl.methods.parts.consistency import UNLABELLED
 from fedjax_ssl.methods.parts.settings import Decay
 from fedjax_ssl.methods.parts.terms import (
+    UNLABELLED,
     PseudoLabels,
     diagnose_pseudo_labels,
 )

@@ -29,6 +29,10 @@ from fedjax_ssl.federated.setup import Setup
 from fedjax_ssl.models import Outputs
 from fedjax_ssl.objectives import batch_cross_entropy
 
+# Streams of batches that have both kinds of examples apart.
+LABELLED = "labelled"
+UNLABELLED = "unlabelled"
+
 
 class PseudoLabels(NamedTuple):
     """Targets of local training for a cohort; true labels are included with weight 1 (times
