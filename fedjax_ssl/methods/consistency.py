@@ -85,8 +85,6 @@ from fedjax_ssl.federated.contract import (
 from fedjax_ssl.federated.sampler import labelled_epochs, paired_batches, passes
 from fedjax_ssl.keys import named_key
 from fedjax_ssl.methods.parts.consistency import (
-    LABELLED,
-    UNLABELLED,
     Teacher,
     adversarial_pass,
     check_weak_views,
@@ -106,7 +104,7 @@ from fedjax_ssl.methods.parts.settings import (
     Share,
     Weight,
 )
-from fedjax_ssl.methods.parts.terms import augmented_view, supervised_term
+from fedjax_ssl.methods.parts.terms import LABELLED, UNLABELLED, augmented_view, supervised_term
 
 # A weak view is moved, a strong one turned.
 _VIEWS = {

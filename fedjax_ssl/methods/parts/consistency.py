@@ -41,8 +41,6 @@ from fedjax_ssl.methods.parts.terms import (
 from fedjax_ssl.models import Outputs
 from fedjax_ssl.objectives import teacher_decay, vat_direction
 
-# streams
-
 
 def strong_view(setup: Setup, stream: str = UNLABELLED) -> View:
     """Return the view of a stream under the run's strong augmentation; under the weak one where it
