@@ -12,7 +12,7 @@ know the class shares of 5 sets, two know nothing.
     python -m fedjax_ssl.main --config configs/digits_compose.py
 
 A weak view is moved by up to a pixel, a strong one turned by up to 20 degrees. Measured, and what a
-composition is: docs/methods/compose.md. Not an experiment of a paper.
+composition is: docs/methods/mixed.md. Not an experiment of a paper.
 """
 
 from fedjax_ssl import config as configs
