@@ -33,7 +33,7 @@ ABLATIONS: list[tuple[str, dict[str, Any], str, Any]] = [
 def program(name: str, settings: tuple[tuple[str, Any], ...]) -> str:
     """What a method computes: init, a round and predictions, as text."""
     plain = cases.build(name, toy.federation())
-    data = toy.weak_federation("coarse" if name == "mixed" else plain.needs[0])
+    data = toy.weak_federation("coarse" if name == "mixed" else plain.recipe.needs.kinds[0])
     changes: dict[str, Any] = {"rounds": 10}
     if name == "fedmatch":
         rows = data.test_index[-5:]

@@ -53,22 +53,6 @@ def test_test_examples_stay_those_of_their_clients():
     np.testing.assert_array_equal(one.test_index, apart.test_index)
 
 
-def test_the_same_under_a_trace():
-    digits = fs.load_dataset("digits")
-    plain = data.pooled(drawn()[1], tested=False)
-
-    @jax.jit
-    def traced(key):
-        given = fs.federate(key, digits, supervision_options={"labels": 5})
-        return data.pooled(given, tested=False)
-
-    other = traced(KEY)
-    rows = int(plain.num_examples[0])
-    np.testing.assert_array_equal(other.index[:, :rows], plain.index)
-    np.testing.assert_array_equal(other.num_labelled, plain.num_labelled)
-    assert other.max_labelled >= plain.max_labelled
-
-
 def test_a_word_brings_the_data_to_one_place():
     config = fs.load_config("digits:pooled", {"federated.cohort_size": 5})
     built = Shared().build(fs.config.resolve(config))

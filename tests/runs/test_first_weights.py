@@ -24,18 +24,22 @@ from fedjax_ssl.runs.shared import Shared
 
 NETWORK = {"model.name": "mlp", "model.hidden": (8,), "model.norm": "bn"}
 NNX = """
+import fedjax_ssl as fs
 from flax import nnx
 
 class Net(nnx.Module):
-    def __init__(self, num_classes, input_shape, rngs):
+    def __init__(self, num_classes, rngs):
         self.layers = nnx.List([nnx.Linear(64, 8, rngs=rngs), nnx.BatchNorm(8, rngs=rngs)])
         self.head = nnx.Linear(8, num_classes, rngs=rngs)
 
-    def __call__(self, x):
-        x = x.reshape(len(x), -1)
-        for layer in self.layers:
-            x = nnx.relu(layer(x))
-        return self.head(x)
+    def __call__(self, x, mask):
+        first, norm = self.layers
+        x = nnx.relu(norm(first(x.reshape(len(x), -1)), mask=mask[:, None]))
+        return self.head(x), x
+
+
+def net(num_classes):
+    return fs.from_nnx(lambda rngs: Net(num_classes, rngs))
 """
 
 
@@ -121,7 +125,7 @@ def test_every_method_starts_from_parameters_and_statistics(tmp_path, monkeypatc
     if method == "own":
         (tmp_path / "nets_of_start.py").write_text(NNX)
         monkeypatch.syspath_prepend(tmp_path)
-        settings = {"model.name": "nets_of_start:Net", "model.hidden": None, "model.norm": None}
+        settings = {"model.name": "nets_of_start:net", "model.hidden": None, "model.norm": None}
     config = config_of(f"digits:{'fedavg' if method == 'own' else method}", **settings)
     if method == "fedmatch":
         config.method.psi_factor = 0.0

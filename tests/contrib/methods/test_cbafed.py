@@ -216,8 +216,9 @@ def test_average_and_first_step(float64) -> None:
     np.testing.assert_allclose(moved["model"], [0.9333333333])
     local = federated.local_optimizer(momentum=0.9, weight_decay=5e-4, clip_norm=5.0)
     weights = jnp.asarray([1.0, -1.0])
-    update, _ = local.update(jnp.asarray([6.0, 8.0]), local.init(weights), weights)
-    np.testing.assert_allclose(weights - 0.02 * update, [0.93999001, -1.07998999], atol=1e-8)
+    gradient = jnp.asarray([6.0, 8.0])
+    update, _ = local.update(gradient, local.init(weights), weights, jnp.asarray(0.02))
+    np.testing.assert_allclose(weights + update, [0.93999001, -1.07998999], atol=1e-8)
 
 
 def test_a_last_batch_of_one_example_is_left_out() -> None:

@@ -51,7 +51,7 @@ def test_labels_at_clients_iid() -> None:
 
 
 def pool(count: int, num_clients: int) -> Pool:
-    facts = Facts(num_clients, 10, (count // 10,) * 10, 0, (), 0, count, count, 0)
+    facts = Facts(num_clients, 10, (count // 10,) * 10, 0, 0, count, count)
     return Pool(
         jnp.arange(count, dtype=jnp.int32) % 10,
         jnp.ones(count, bool),
@@ -95,16 +95,13 @@ def test_streaming_parts_have_the_same_classes() -> None:
     """
     dataset = images(400 + 2 * 370, test=10)
     options = {"partition": "fedmatch", "num_clients": 2, "supervision": "per_class"}
-    draw = jax.jit(
-        lambda key: federate(
-            key,
-            dataset,
-            **options,
-            partition_options={"balanced": 20, "parts": 10},
-            supervision_options={"labels": 20},
-        )
+    data = federate(
+        jax.random.key(0),
+        dataset,
+        **options,
+        partition_options={"balanced": 20, "parts": 10},
+        supervision_options={"labels": 20},
     )
-    data = draw(jax.random.key(0))
     assert data.num_parts == 10 and data.num_labelled.tolist() == [200, 200]
     assert data.num_examples.tolist() == [500, 500] and data.summary()["unused_examples"] == 2 * 70
     assert "140 examples are in none of these" in report(data, dataset.class_names)
@@ -164,7 +161,7 @@ def test_what_cannot_be_dealt_is_refused(options: dict, num_clients: int, messag
 
 def test_a_rectangular_matrix_serves_other_numbers_of_classes() -> None:
     labels = jnp.arange(60, dtype=jnp.int32) % 2
-    facts = Facts(3, 2, (30, 30), 0, (), 0, 60, 60, 0)
+    facts = Facts(3, 2, (30, 30), 0, 0, 60, 60)
     partition = PARTITIONS.build(
         "fedmatch", noniid=True, balanced=0, matrix=((1.0, 0.0), (0.0, 1.0))
     )
