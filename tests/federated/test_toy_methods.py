@@ -91,7 +91,7 @@ def method_of(
         data, model=numbers_model(**start), learning_rate=more.pop("learning_rate", 0.5), **more
     )
     stage = Stage(
-        Training(terms, toy.in_order("all", 4, steps), **training),
+        Training(terms, **{"sampler": toy.in_order("all", 4, steps), **training}),
         **{"labelled_quota": "any", **fields},
     )
     if len(start) == 1:
