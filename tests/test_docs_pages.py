@@ -23,10 +23,9 @@ def anchors(path: Path) -> set[str]:
     seen = Counter[str]()
     found = set()
     for heading in re.findall(r"^#+ (.*)$", prose(path), flags=re.MULTILINE):
-        given = re.search(r"\{ #([\w-]+) \}", heading)
         words = unicodedata.normalize("NFKD", re.sub(r"\]\([^)]*\)", "", heading))
         words = re.sub(r"[^\w\s-]", "", words.encode("ascii", "ignore").decode()).strip().lower()
-        name = given.group(1) if given else re.sub(r"[-\s]+", "-", words)
+        name = re.sub(r"[-\s]+", "-", words)
         found.add(f"{name}_{seen[name]}" if seen[name] else name)
         seen[name] += 1
     return found
