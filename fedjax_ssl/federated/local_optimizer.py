@@ -157,14 +157,17 @@ def _check_step(name: str, optimizer: LocalOptimizer) -> None:
     from fedjax_ssl.own_code import where
 
     place = f" ({where(OPTIMIZERS.builder(name))})" if ":" in name else ""
-    weights = {"model": {"kernel": jnp.zeros((2, 3)), "bias": jnp.zeros(3)}}
+    # Shapes alone: a process chooses its threads once configs are resolved, before JAX computes.
+    weights, rate = jax.eval_shape(
+        lambda: ({"model": {"kernel": jnp.zeros((2, 3)), "bias": jnp.zeros(3)}}, jnp.zeros(()))
+    )
 
     def step(weights: PyTree, rate: Array) -> tuple[PyTree, PyTree, PyTree]:
         state = optimizer.init(weights)
         return (state, *optimizer.update(weights, state, weights, rate))
 
     try:
-        before, added, after = jax.eval_shape(step, weights, jnp.zeros(()))
+        before, added, after = jax.eval_shape(step, weights, rate)
     except (TypeError, ValueError, NotImplementedError, jax.errors.JAXTypeError) as error:
         text = str(error).splitlines()[0]
         raise ValueError(f"optimizer {name!r} cannot take a local step: {text}{place}") from error
