@@ -473,11 +473,6 @@ class ForLog(NamedTuple):
 class Term(NamedTuple):
     """Addition of a method to federated averaging. Only `name`, `views` and `loss` are required.
 
-    Order within a round: `server.prepare` (across the cohort); per client `client.start`, then for
-    every local step `loss`, within `client.wrap_step`, then `client.collect` and
-    `client.remember`; at the end `server.server_update` and, for the log only, `log.diagnose` and
-    `log.traffic`.
-
     Example:
         >>> def build(key, streams):
         ...     return streams["labelled"].inputs / 16
@@ -502,7 +497,13 @@ class Term(NamedTuple):
 
 
 class Training(NamedTuple):
-    """Local training of a round, of clients or of the server."""
+    """Local training of a round, of clients or of the server.
+
+    Example:
+        >>> sampler = fs.federated.labelled_epochs(10, local_epochs=1, max_labelled=50)
+        >>> fs.Training((), sampler).terms
+        ()
+    """
 
     terms: tuple[Term, ...]  # losses
     sampler: "Sampler"  # batches

@@ -39,6 +39,8 @@ def recipe_of(experiment: Any, federation: FederatedData) -> Recipe:
         around: Any = (),
         facts: Any = None,
         personalize: Any = None,
+        train: str = "all",
+        protect: Any = None,
         **settings: Any,
     ) -> Method:
         found.append(methods.recipe(name, setup, **settings))
