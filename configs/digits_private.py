@@ -6,7 +6,7 @@
     fedjax-ssl sweep digits_private:noise --seeds 5 --set privacy.noise=1.0,2.0,4.0,8.0
 
 13 or 14 labelled digits at every client, softmax regression; 3 writers that were never seen are the
-test. Needs `pip install 'fedjax_ssl[privacy]'`. Results: docs/privacy.md. Not an experiment of a
+test. Needs `pip install 'fedjax_ssl[privacy]'`. Results: docs/results.md. Not an experiment of a
 paper.
 """
 

@@ -189,6 +189,7 @@ GONE = {
             "vit_b16": "vit_base_patch16_224",
         }.items()
     },
+    "model.train=lora": Gone(_LORA),
     "model.lora_rank": Gone(_LORA, (4,)),
     "model.lora_layers": Gone(_LORA, ("*",)),
     "model.lora_scale": Gone(_LORA, (1.0,)),
