@@ -12,6 +12,7 @@ from flax.traverse_util import flatten_dict
 
 from fedjax_ssl import config as configs
 from fedjax_ssl.own_code import digests, sources
+from fedjax_ssl.registry import Registry
 
 _PACKAGE = __name__.partition(".")[0]
 _DRAWS = (
@@ -22,13 +23,18 @@ _DRAWS = (
 )
 
 
+def _builder(registry: Registry[Any], name: str) -> Any:
+    """Find the function of a name, without the arguments that are bound to it."""
+    found: Any = registry.builder(name)
+    return found.func if isinstance(found, partial) else found
+
+
 def _names(config: ml_collections.ConfigDict) -> Iterator[str]:
     """Find what a config names, as "module:attribute", also what is registered under a name."""
     for value in flatten_dict(config.to_dict(), sep=".").values():
         yield from (map(str, value) if isinstance(value, tuple | list) else [str(value)])
     for section, registry in configs.REGISTRIES.items():
-        builder: Any = registry.builder(config[section].name)
-        builder = builder.func if isinstance(builder, partial) else builder
+        builder = _builder(registry, config[section].name)
         yield f"{builder.__module__}:"
 
 
@@ -38,8 +44,7 @@ def registered_in_words(config: ml_collections.ConfigDict) -> Iterator[str]:
     """
     for section, registry in configs.REGISTRIES.items():
         name = config[section].name
-        builder: Any = registry.builder(name)
-        builder = builder.func if isinstance(builder, partial) else builder
+        builder = _builder(registry, name)
         if ":" not in name and not (builder.__module__ or "").startswith(f"{_PACKAGE}."):
             yield (
                 f"{registry.kind} {name!r} is registered in this session: another one has to "

@@ -76,18 +76,8 @@ def test_a_row_counts_once_and_a_seed_can_be_set(paper, capsys):
 @pytest.mark.thorough
 @pytest.mark.promise
 def test_a_table_runs_goes_on_and_keeps_its_folder_to_itself(paper, capsys):
-    code, out, _ = call(
-        capsys,
-        "mine-table1",
-        "--run",
-        "--seeds",
-        "1",
-        "--workdir",
-        "here",
-        "--workers",
-        "1",
-        *paper,
-    )
+    words = ["mine-table1", "--run", "--seeds", "1", "--workdir", "here", "--workers", "1", *paper]
+    code, out, _ = call(capsys, *words)
     assert code == 0 and "(80.0 ± 1.0)" in out
     runs = {
         path: (path / "summary.json").stat().st_mtime_ns for path in Path("here/runs").iterdir()
@@ -99,18 +89,7 @@ def test_a_table_runs_goes_on_and_keeps_its_folder_to_itself(paper, capsys):
     assert table.difference["accuracy"] == pytest.approx(table.ours["accuracy"] - 80)
     assert table.paper_spread["accuracy"] == 1 and table.seeds.tolist() == [1, 1]
 
-    code, out, _ = call(
-        capsys,
-        "mine-table1",
-        "--run",
-        "--seeds",
-        "1",
-        "--workdir",
-        "here",
-        "--workers",
-        "1",
-        *paper,
-    )
+    code, out, _ = call(capsys, *words)
     assert code == 0 and "1 run, 1 of them done" in out
     assert all((path / "summary.json").stat().st_mtime_ns == time for path, time in runs.items())
 
