@@ -163,7 +163,6 @@ def test_columns_that_have_to_be_named(tmp_path, hf):
 
 
 @pytest.mark.filterwarnings("ignore")  # of the libraries
-@pytest.mark.promise
 @pytest.mark.thorough
 def test_a_folder_that_save_to_disk_wrote(tmp_path):
     library = pytest.importorskip("datasets")
@@ -192,7 +191,6 @@ def png(image):
 
 
 @pytest.mark.filterwarnings("ignore")  # of the libraries
-@pytest.mark.promise
 @pytest.mark.thorough
 def test_a_dataset_that_tfds_prepares(tmp_path):
     library = pytest.importorskip("tensorflow_datasets")
