@@ -42,7 +42,7 @@ test: setup  ## run the tests in two processes
 # What the thorough tests need beside the development tools; without it they skip what they cannot try.
 EVERYTHING := dev,docs,export,huggingface,sweep,tensorboard,tfds
 # Runs over several processes take the cores for themselves: a process that waits too long for another one ends.
-SEVERAL_PROCESSES := tests/test_distributed.py tests/test_distributed_methods.py
+SEVERAL_PROCESSES := tests/runs/test_distributed.py tests/runs/test_distributed_methods.py
 thorough:  ## run all tests that are not quick, for a night: every case of what make test shows by one
 	$(MAKE) setup EXTRAS=$(EVERYTHING)
 	$(BIN)/python -m pytest -m thorough -n 2 --dist loadfile --no-loadscope-reorder $(SEVERAL_PROCESSES:%=--ignore=%)

@@ -41,7 +41,7 @@ MISTAKES = {  # shown with their error
 }
 # Which commands are understood and not run, and why.
 NOT_RUN = {
-    r"--distributed\.auto|--workdir runs/digits$": "several machines: tests/test_distributed.py",
+    r"--distributed\.auto|--workdir runs/digits$": "several machines: tests/runs/test_distributed.py",
     r"tfds:|hf:": "need a download and their libraries: tests/data/sources/test_libraries.py",
     r"^run (cifar10|mnist)": "needs a download",
     r"model\.weights": "needs weights of torchvision: tests/models/test_pretrained.py",

@@ -14,7 +14,7 @@ from fedjax_ssl.folder.checkpoint import to_arrays
 from fedjax_ssl.folder.folder import ConfigMismatch
 from fedjax_ssl.folder.resume import restorable, why_not_longer
 from fedjax_ssl.runs.loop import run
-from tests.test_resume import experiment, results_of, rows_of
+from tests.runs.test_resume import experiment, results_of, rows_of
 
 
 def short(**fields):

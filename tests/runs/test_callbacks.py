@@ -15,7 +15,7 @@ from fedjax_ssl.errors import ConfigError, UserError
 from fedjax_ssl.folder import Checkpoints
 from fedjax_ssl.runs import Block, Point, Shared, run_batch
 from fedjax_ssl.runs.own_callbacks import OwnCallbacks, call
-from tests.test_resume import rows_of
+from tests.runs.test_resume import rows_of
 
 PAGE = Path(__file__).parents[2] / "docs" / "python.md"
 MARK = "<!-- tests/runs/test_callbacks.py runs this block. -->"

@@ -22,8 +22,8 @@ from fedjax_ssl.runs.residence import Feed, cohorts_of
 from fedjax_ssl.runs.shared import Shared
 from fedjax_ssl.train import make_train
 from tests import toy
+from tests.runs.test_resume import rows_of
 from tests.saved import state_of
-from tests.test_resume import rows_of
 
 
 def experiment(method="fedavg", residence="host", **fields):

@@ -14,7 +14,7 @@ from fedjax_ssl import presets
 from fedjax_ssl.data.federation.federated_data import of_one_shape
 from fedjax_ssl.runs.loop import Point, run, run_batch
 from fedjax_ssl.runs.shared import Shared
-from tests.test_resume import rows_of
+from tests.runs.test_resume import rows_of
 
 ROUNDS = 4
 RUNS = ((0, 0.3), (1, 0.1))  # seed and learning rate

@@ -30,8 +30,8 @@ from fedjax_ssl.sweep import cluster, results, search, workers
 from fedjax_ssl.sweep import command as sweep_command
 from fedjax_ssl.sweep import plan as plans
 from fedjax_ssl.sweep.axes import parse_axis, points
+from tests.runs.test_resume import rows_of
 from tests.saved import state_of
-from tests.test_resume import rows_of
 
 SMALL = ("rounds=4", "eval_every=2", "optimizer.local_epochs=1", "data.test_clients=9")
 

@@ -28,12 +28,12 @@ from fedjax_ssl import federated, runs
 from fedjax_ssl.config import ConfigError
 from fedjax_ssl.folder.checkpoint import Checkpoints
 from fedjax_ssl.runs.loop import run
-from tests.distributed_worker import OWN, get_config
+from tests.runs.distributed_worker import OWN, get_config
+from tests.runs.test_resume import rows_of
 from tests.saved import state_of
-from tests.test_resume import rows_of
 
-ROOT = Path(__file__).parent.parent
-WORKER = ROOT / "tests" / "distributed_worker.py"
+ROOT = Path(__file__).parents[2]
+WORKER = Path(__file__).with_name("distributed_worker.py")
 PROCESSES = 2
 DEVICES_EACH = 2
 LIMIT = 100.0  # seconds until a process is killed, whatever it waits for

@@ -27,7 +27,7 @@ def get_config(predictors=""):
         config.rounds = 4
         config.eval_every = 2
         config.data.test_clients = 0
-        config.data.name = "tests.distributed_worker:own_examples"
+        config.data.name = "tests.runs.distributed_worker:own_examples"
     elif predictors:
         config.rounds = 2
         config.data.test_clients = 0

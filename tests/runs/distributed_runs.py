@@ -13,7 +13,7 @@ from fedjax_ssl.runs.loop import run
 from fedjax_ssl.runs.processes import start
 from tests.methods import cases
 
-CONFIGS = Path(__file__).parent.parent / "configs"
+CONFIGS = Path(__file__).parents[2] / "configs"
 # Two methods look at the whole cohort's examples outside training: with a cohort whose examples
 # stay on the host, too.
 ON_HOST = {"xclp, examples on the host": "xclp", "protofssl, examples on the host": "protofssl"}

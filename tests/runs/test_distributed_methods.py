@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from fedjax_ssl.runs.loop import run
-from tests import distributed_runs
-from tests.distributed_runs import ON_HOST, config_of
-from tests.test_distributed import LIMIT, Ended, assert_same_run, start
+from tests.runs import distributed_runs
+from tests.runs.distributed_runs import ON_HOST, config_of
+from tests.runs.test_distributed import LIMIT, Ended, assert_same_run, start
 
 pytestmark = pytest.mark.filterwarnings("ignore::fedjax_ssl.config.ConfigNote")
 NAMES = ("fedavg", "semifl", "xclp")  # plain, with a server that trains, with a graph of the cohort

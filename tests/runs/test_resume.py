@@ -13,7 +13,7 @@ ROUNDS = 10
 TIMES = ("seconds", "client_updates_per_second")
 CHILD = """
 import sys
-from tests.test_resume import experiment
+from tests.runs.test_resume import experiment
 from fedjax_ssl.runs.loop import run
 run(experiment(), sys.argv[1])
 """

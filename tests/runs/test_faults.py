@@ -3,7 +3,7 @@ is printed.
 
 `make thorough` kills at the same few moments every time; at fifty from a seed of your own:
 
-    FEDJAX_SSL_FUZZ=17 pytest -s -m thorough tests/test_faults.py
+    FEDJAX_SSL_FUZZ=17 pytest -s -m thorough tests/runs/test_faults.py
 """
 
 import contextlib
@@ -22,7 +22,7 @@ from fedjax_ssl import config as configs
 from fedjax_ssl.config import ConfigError
 from fedjax_ssl.folder.checkpoint import Checkpoints
 from fedjax_ssl.runs.loop import run
-from tests.test_resume import CHILD, experiment, results_of, rows_of
+from tests.runs.test_resume import CHILD, experiment, results_of, rows_of
 
 GIVEN = os.environ.get("FEDJAX_SSL_FUZZ")
 SEED = int(GIVEN or 17)
