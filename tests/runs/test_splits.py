@@ -11,8 +11,8 @@ from fedjax_ssl import data
 from fedjax_ssl.cli.data import main
 from fedjax_ssl.folder.folder import RunFolderError
 from fedjax_ssl.runs.loop import run
+from tests.docs.test_example import run_block
 from tests.runs.test_resume import rows_of
-from tests.test_docs_example import run_block
 
 SETTINGS = {
     "rounds": "1",

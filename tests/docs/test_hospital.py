@@ -14,7 +14,7 @@ from PIL import Image
 
 from fedjax_ssl import cli
 
-PAGE = (Path(__file__).resolve().parents[1] / "docs" / "hospital.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).resolve().parents[2] / "docs" / "hospital.md").read_text(encoding="utf-8")
 # Contrast and brightness of a site's pictures, and which share of them has a label.
 SITES = {
     "north": (1.0, 0, 0.4),

@@ -14,8 +14,8 @@ from fedjax_ssl import data, presets
 from fedjax_ssl.runs.build import build, load_experiment
 from fedjax_ssl.train import make_train
 
-DOCS = Path(__file__).resolve().parent.parent / "docs"
-MARK = "<!-- tests/test_docs_example.py runs this block. -->"
+DOCS = Path(__file__).resolve().parents[2] / "docs"
+MARK = "<!-- tests/docs/test_example.py runs this block. -->"
 NAME = "entropy_minimization"
 
 

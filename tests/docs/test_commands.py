@@ -28,9 +28,9 @@ from fedjax_ssl.secure.__main__ import main as secure
 from fedjax_ssl.sweep import command as sweep
 from fedjax_ssl.trained.command import _parser as predict_parser
 from fedjax_ssl.trained.plan_labels import _parser as plan_parser
-from tests.test_docs_hospital import write_sites
+from tests.docs.test_hospital import write_sites
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 PROGRAMS = r"fedjax-ssl|python -m fedjax_ssl\.\w+"
 # Names that stand for what a reader writes there.
 FORM = re.compile(r"\b(NAME|PATH|FILE|RUN|METHOD|PARTS|VALUE|CONFIG|KIND)\b|=S\b|\.\.\.")
@@ -52,7 +52,7 @@ NOT_RUN = {
     r"--workers 16|devices=8|gpus_per_node": "several GPUs, a cluster: tests/test_gpus.py",
     r"sklearn\.metrics|--tracking|--search": "needs scikit-learn, wandb or Optuna",
     r"runs/label_plan": "five seeds each: experiments/label_plan.py runs them",
-    r"runs/hospital": "tests/test_docs_hospital.py trains them whole",
+    r"runs/hospital": "tests/docs/test_hospital.py trains them whole",
 }
 BEFORE = {  # what a page takes for done
     "docs/trained.md": ["run digits_xclp --rounds=5"],

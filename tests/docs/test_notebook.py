@@ -17,7 +17,7 @@ import pytest
 import fedjax_ssl as fs
 from notebooks.execute import MOST, NOTEBOOKS, execute, without_places
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 
 
 class Shown(NamedTuple):
