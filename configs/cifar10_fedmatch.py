@@ -20,7 +20,7 @@ where averaging the whole network is 100 % each way:
     server      non-iid   44.17 +- 0.19    42    20
 
 A run for a GPU. With CIFAR-10's images stored as JPEG, one seed, the first of these has 52.3 %
-(docs/reproductions.md). Strong augmentation is RandAugment as in the authors' code. More in
+(docs/results.md). Strong augmentation is RandAugment as in the authors' code. More in
 docs/methods/fedmatch.md.
 """
 

@@ -26,7 +26,7 @@ and non-iid in %:
     ResNet17 with sbn 74.0, 72.0 (Table 4); no numbers for xnid.
 
 A run for a GPU, 1.95 million images forward and backward through the network. With CIFAR-10's
-images stored as JPEG, one seed, the first of these has 63.8 % (docs/reproductions.md).
+images stored as JPEG, one seed, the first of these has 63.8 % (docs/results.md).
 `summary.json` also has the costs of Table 2 as `analytic_gflop` and `analytic_megabytes`; the
 table's own 447.9 and 52.6 are for --config.method.num_helpers=2. More in docs/methods/protofssl.md.
 """

@@ -2,9 +2,9 @@
 
     python -m experiments.results_page
 
-Tables come from three places: experiments/results/NAME.json has a table a file, as its command
-printed it; experiments/leaderboard and experiments/label_plan have results by seed, of which
-leaderboard.py and label_plan.py make tables.
+Tables come from four places: experiments/results/NAME.json has a table a file, as its command
+printed it; experiments/leaderboard, experiments/label_plan and experiments/papers/results have results
+by seed, of which leaderboard.py, label_plan.py and papers/page.py make tables.
 """
 
 import json
@@ -13,6 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from experiments import label_plan, leaderboard
+from experiments.papers.claims import load_claims
+from experiments.papers.page import chapter
+from experiments.papers.table import load_tables
 from fedjax_ssl.folder.files import write_atomically
 from fedjax_ssl.report.exports import markdown_table
 
@@ -25,8 +28,8 @@ This page is written by `python -m experiments.results_page` from stored results
 command, where it was measured, and a sentence on what it shows. Commands that name a file or FOLDER
 need [data of your own](datasets.md). Commits are those of the code that ran; a later version may
 give other last digits. CPU cores were shared with other programs. But for FLamby's table none repeats a
-paper's experiment: data, networks or rounds are others. The papers' own tables are on
-[another page](reproductions.md), times under [Speed](speed.md)."""
+paper's experiment: data, networks or rounds are others. [The papers' tables](#the-papers-tables) are at
+the end, times under [Speed](speed.md)."""
 LEADERBOARD = """Methods on the same examples, labels, clients, rounds and local steps. Accuracy is
 on the test examples after the last round, the mean of the seeds and half of its 95 % t interval;
 "over labels alone" is the same of the differences by seed. "By more than chance" says that such an
@@ -63,7 +66,9 @@ def page() -> str:
     for path in sorted(STORED.glob("*.json")):
         stored = json.loads(path.read_text(encoding="utf-8"))
         sections[stored["section"]].append(section(stored))
-    return "\n\n".join([HEAD, *(part for parts in sections.values() for part in parts)]) + "\n"
+    papers = chapter(load_tables(), load_claims())
+    parts = [HEAD, *(part for parts in sections.values() for part in parts), *papers]
+    return "\n\n".join(parts) + "\n"
 
 
 def section(stored: Mapping[str, Any]) -> str:

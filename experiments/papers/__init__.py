@@ -1,4 +1,4 @@
-"""Tables and figures of papers, from one command; see docs/reproductions.md.
+"""Tables and figures of papers, from one command; see the end of docs/results.md.
 
 1. `table.py` holds a table as data: rows, columns, the config of every cell, the paper's numbers. A
    paper is one file of `tables/`.

@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -287,17 +287,22 @@ def _numbers(
     return f"{name}: " + "; ".join(f"{first}, {', '.join(texts)}" for first, texts in words.items())
 
 
-def markdown(rows: Sequence[Row]) -> list[str]:
-    """Write the lines of the table of claims, with what each lacks."""
+def markdown(rows: Sequence[Row], anchors: Collection[str] = ()) -> list[str]:
+    """Write the lines of the table of claims, with what each lacks.
+
+    Args:
+        rows: the claims.
+        anchors: of tables that stand on the page, as of `anchor_of`.
+    """
     states = [row.state for row in rows]
-    count = ", ".join(f"{states.count(state)} {state}" for state in STATES)
+    count = ", ".join(f"{states.count(state)} {state}" for state in STATES if state in states)
     lines = [
         f"Of {counted(len(rows), 'claim')}: {count}.",
         "",
-        "| claim | paper | shown | scale | numbers | made by |",
-        "|---|---|---|---|---|---|",
+        "| claim | paper | shown | differences in points, or what is missing | from |",
+        "|---|---|---|---|---|",
     ]
-    return lines + [line(row) for row in rows]
+    return lines + [line(row, anchors) for row in rows]
 
 
 def state_in_words(row: Row) -> str:
@@ -310,23 +315,20 @@ def anchor_of(table: str, scale: str) -> str:
     return f"{table}-{scale}".replace(".", "")
 
 
-def line(row: Row) -> str:
+def line(row: Row, anchors: Collection[str] = ()) -> str:
     """Write a claim as a row of Markdown."""
     claim = row.claim
     numbers = [f"in a setting of ours, {claim.setting}"] if claim.setting else []
     numbers += [row.numbers] if row.numbers else []
     if claim.lacks and row.state != SHOWN:
         numbers.append(claim.lacks)
-    made = ", ".join(
-        f"[`fedjax-ssl reproduce {name} --run --scale {row.scale}`](#{anchor_of(name, row.scale)})"
-        for name in row.tables
-    )
+    made = [anchor_of(name, row.scale) for name in row.tables]
+    made = [f"[{name}](#{name})" if name in anchors else name for name in made]
     cells = (
         claim.text,
         f"{claim.paper}, {claim.source}",
         state_in_words(row),
-        row.scale or "-",
-        ". ".join(numbers) or "-",
-        made or claim.proof or "-",
+        "; ".join(numbers) or "-",
+        ", ".join(made) or claim.proof or "-",
     )
     return f"| {' | '.join(text.replace('|', results.BAR) for text in cells)} |"

@@ -45,7 +45,7 @@ def main(arguments: list[str]) -> int:
         if given.list:
             print("\n".join(_list(tables)))
         else:
-            print(page.page(tables, load_claims(given.papers)))
+            print("\n\n".join(page.chapter(tables, load_claims(given.papers))))
         return 0
     if given.table is None:
         raise ConfigError("name a table; `fedjax-ssl reproduce --list` names all")
@@ -92,7 +92,7 @@ def parser() -> Parser:
     add(
         "--page",
         action="store_true",
-        help="print docs/reproductions.md, made from the results that are kept",
+        help="print what the papers claim and the stored tables, as docs/results.md has them",
     )
     add("--run", action="store_true", help="run it, or go on with it")
     add(

@@ -310,9 +310,13 @@ def number_in_words(mean: float, spread: float) -> str:
 
 
 def markdown(table: Table, result: Result) -> str:
-    """Write a table in Markdown: title, ours, the paper's number in brackets, and where the
-    numbers come from.
-    """
+    """Write a table in Markdown, and below it all that has to be known of its numbers."""
+    said = "\n".join(f"- {note}" for note in notes(table, result))
+    return f"{grid(table, result)}\n\n{said}"
+
+
+def grid(table: Table, result: Result) -> str:
+    """Write the title of a table, our numbers, and the paper's in brackets."""
     found = rows_of(table, result)
     ours = map(number_in_words, found.ours, found.spread)
     paper = map(number_in_words, found.paper, found.paper_spread)
@@ -329,32 +333,35 @@ def markdown(table: Table, result: Result) -> str:
     )
     others = ", ".join(other_data(result))
     here = f" (here {others})" if others else ""
-    said = "\n".join(f"- {note}" for note in notes(table, result))
     return (
-        f"{table.title_at(result.scale)}{here}; {table.source}.\n\n"
-        f"{markdown_table(titles, rows)}\n\n{said}"
+        f"{table.title_at(result.scale)}{here}; {table.source}.\n\n{markdown_table(titles, rows)}"
     )
+
+
+def count_in_words(table: Table, result: Result) -> str:
+    """Say of how many seeds the numbers are, and whether the paper's stand beside them."""
+    counts = sorted({len(cell.values) for cell in result.cells if cell.values})
+    seeds = " or ".join(map(str, counts))
+    count = f"mean and sample deviation of {seeds} seeds" if counts else "no results"
+    if counts == [1]:
+        count = "one seed"
+    return count + "; in brackets the paper's" * bool(rows_of(table, result).paper.notna().any())
 
 
 def notes(table: Table, result: Result) -> list[str]:
     """Say what the numbers of a table are, what was reduced or differs, and where they come
     from.
     """
-    counts = [len(cell.values) for cell in result.cells if cell.values]
-    seeds = " or ".join(map(str, sorted(set(counts))))
-    count = f"mean and sample deviation of {seeds} seeds" if counts else "no results"
-    if seeds == "1":
-        count = "one seed"
-    beside = "; in brackets the paper's" * bool(rows_of(table, result).paper.notna().any())
-    said = [f"ours, {count}{beside}"]
+    said = [f"ours, {count_in_words(table, result)}"]
     said += [
         f"runs of {', '.join(cell.place)} are done and have no such number"
         for cell in result.cells
         if not cell.values and cell.rounds is not None
     ]
     every = len(table.make_cells("paper"))
-    if len(counts) < every:
-        said.append(f"results of {len(counts)} of {counted(every, 'cell')}")
+    there = sum(bool(cell.values) for cell in result.cells)
+    if there < every:
+        said.append(f"results of {there} of {counted(every, 'cell')}")
     if reduced := table.reduced_at(result.scale):
         said.append(f"reduced: {reduced}")
         said += _said_of_settings(table, result)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import jax
 
-from experiments.papers import results, scales
+from experiments.papers import page, results, scales
 from experiments.papers.scales import Run
 from experiments.papers.table import Cell, Table
 from fedjax_ssl import data
@@ -73,13 +73,13 @@ def describe(
     ran = len({run.cell.place for run in runs})
     part = f" in {ran} of {counted(len(table.make_cells('paper')), 'cell')}"
     lines.append(f"  scale {scale}: {counted(len(runs), 'run')}{part}{reduced}")
-    for one in results.stored(table.name):
-        if one.scale == scale:
-            minutes = sum(cell.minutes for cell in one.cells)
-            lines.append(
-                f"  measured: {minutes:.0f} minutes of runs for {counted(len(one.cells), 'cell')}"
-            )
-    return [*lines, f"  start it with: {shlex.join([*command, '--run'])}"]
+    stored = results.stored(table.name)
+    lines += [f"  to run next: {text}" for text in page.to_run(table, stored)]
+    lines.append(f"  start it with: {shlex.join([*command, '--run'])}")
+    for one in stored:
+        minutes = sum(cell.minutes for cell in one.cells)
+        lines += [f"\nstored, {one.scale}, {minutes:.0f} minutes:", results.markdown(table, one)]
+    return lines
 
 
 def carry_out(

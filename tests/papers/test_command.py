@@ -9,7 +9,6 @@ import pytest
 
 from experiments.papers import Table, results
 from experiments.papers import page as pages
-from experiments.papers.claims import load_claims
 from experiments.papers.scales import runs_of
 from experiments.papers.table import Cell, load_tables
 from fedjax_ssl import cli
@@ -266,11 +265,6 @@ def test_what_is_asked_for_is_not_made_tiny():
 def test_a_precision_is_given_once(capsys):
     code, _, error = call(capsys, "fedul-table1", "--precision=bf16", "--set=precision=bf16")
     assert code == 2 and "--precision and --set precision=... are both given" in error
-
-
-def test_the_page_is_made_from_the_stored_results():
-    page = Path(__file__).parents[2] / "docs" / "reproductions.md"
-    assert page.read_text(encoding="utf-8") == pages.page(load_tables(), load_claims()) + "\n"
 
 
 @pytest.mark.thorough
