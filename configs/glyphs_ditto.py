@@ -4,7 +4,7 @@
     python -m fedjax_ssl.main --config configs/glyphs_ditto.py --config.personalize.pull=0.1
 
 As glyphs_fedbn, with another personalization. A pull of 0 trains alone. Five seeds:
-docs/personal.md. Not an experiment of the paper.
+docs/results.md. Not an experiment of the paper.
 """
 
 from fedjax_ssl import presets

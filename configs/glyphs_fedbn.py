@@ -6,7 +6,7 @@
 
 20 labels per writer, 60 rounds of 10 writers, one hidden layer of 128 units with batch
 normalization. `test_client_accuracy` is that of each writer's own network, `test_client_gain` the
-share of writers for whom it beats the global one. Five seeds: docs/personal.md. Not an experiment
+share of writers for whom it beats the global one. Five seeds: docs/results.md. Not an experiment
 of the paper.
 """
 

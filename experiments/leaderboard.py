@@ -422,7 +422,7 @@ def notes(
 ) -> str:
     """What is common to the rows: splits, device, commit; what the marks say."""
     said = [
-        f"Measured: {counted_seeds(stored[ranked[0]]).lower()}, [split](splits.md) of the first `{usual[0]}`."
+        f"Measured: {counted_seeds(stored[ranked[0]]).lower()}, [split](partitions.md#split-files) of the first `{usual[0]}`."
     ]
     if any(stored[row]["splits"] != usual for row in ranked):
         said.append("†: other splits, all examples being at one place.")

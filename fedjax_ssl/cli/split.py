@@ -15,7 +15,7 @@ USAGE = "usage: fedjax-ssl data split CONFIG [--seeds N] [--output FOLDER] [--FI
 HELP = f"""{USAGE}
 
 Writes which example each client has, which labels are seen, and which examples are for testing: a
-file for each seed, which data.split=FILE runs on and NumPy alone reads (docs/splits.md).
+file for each seed, which data.split=FILE runs on and NumPy alone reads (docs/partitions.md).
 
   CONFIG            of a shipped config, or a file of your own, as `run` takes it
   --seeds N         seeds 0 to N - 1, or those listed (0,7,11); the config's own by default

@@ -307,7 +307,7 @@ SECTIONS: dict[str, dict[str, Option]] = {
     },
     "sum": {
         "name": _code(
-            "mean", "how a round's uploads become one, docs/robust.md; not the sum of terms"
+            "mean", "how a round's uploads become one, docs/unreliable.md; not the sum of terms"
         ),
     },
     "faults": {

@@ -1,4 +1,4 @@
-"""docs/hospital.md: the page's commands on drawn files of four sites."""
+"""The hospitals of docs/your_data.md: the commands of this section on drawn files of four sites."""
 
 import csv
 import json
@@ -14,7 +14,8 @@ from PIL import Image
 
 from fedjax_ssl import cli
 
-PAGE = (Path(__file__).resolve().parents[2] / "docs" / "hospital.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).resolve().parents[2] / "docs" / "your_data.md").read_text(encoding="utf-8")
+SECTION = PAGE.partition("## Example: several hospitals")[2].partition("\n## ")[0]
 # Contrast and brightness of a site's pictures, and which share of them has a label.
 SITES = {
     "north": (1.0, 0, 0.4),
@@ -25,8 +26,8 @@ SITES = {
 
 
 def commands() -> list[list[str]]:
-    """Arguments of all commands of the page, in its order."""
-    lines = re.findall(r"^    fedjax-ssl ((?:.*\\\n)*.*)$", PAGE, re.MULTILINE)
+    """Arguments of all commands of the section, in its order."""
+    lines = re.findall(r"^    fedjax-ssl ((?:.*\\\n)*.*)$", SECTION, re.MULTILINE)
     return [shlex.split(line.replace("\\\n", " ")) for line in lines]
 
 

@@ -33,10 +33,10 @@ NORM = 1e-2
 
 
 def clip_of_the_docs() -> Any:
-    text = (ROOT / "docs" / "change_methods.md").read_text(encoding="utf-8")
+    text = (ROOT / "docs" / "extending.md").read_text(encoding="utf-8")
     (block,) = re.findall(re.escape(MARK) + r"\n```python\n(.*?)```", text, re.DOTALL)
     namespace: dict[str, Any] = {}
-    exec(compile(block, "change_methods.md", "exec"), namespace)
+    exec(compile(block, "extending.md", "exec"), namespace)
     return namespace["clip"]
 
 

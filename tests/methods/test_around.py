@@ -47,7 +47,7 @@ def test_slow_clients_take_the_first_of_their_steps_in_every_method(name: str) -
 @pytest.mark.thorough
 @pytest.mark.promise
 def test_the_page_on_composition_and_wrappers_runs(tmp_path, monkeypatch) -> None:
-    page = Path(__file__).parents[2] / "docs" / "change_methods.md"
+    page = Path(__file__).parents[2] / "docs" / "extending.md"
     mark = "<!-- tests/methods/test_around.py runs this block. -->\n```python\n"
     block = page.read_text(encoding="utf-8").partition(mark)[2].partition("```")[0]
     (tmp_path / "my_parts.py").write_text(block, encoding="utf-8")

@@ -1,4 +1,4 @@
-"""Networks of a user's own: those of docs/networks.md beside ours, and what is refused."""
+"""Networks of a user's own: those of docs/by_name.md beside ours, and what is refused."""
 
 import re
 import sys
@@ -12,7 +12,7 @@ import pytest
 
 from fedjax_ssl import cli, models
 
-PAGE = Path(__file__).parents[2] / "docs" / "networks.md"
+PAGE = Path(__file__).parents[2] / "docs" / "by_name.md"
 QUICK = ["of_nnx", pytest.param("linen", marks=pytest.mark.thorough)]
 MORE = """
 class Convolutions(nn.Module):
@@ -142,7 +142,7 @@ def build(name, **options):
 
 
 def with_weights_of(kind, params):
-    """The parameters of a network of `docs/networks.md`, from those of ours with the same
+    """The parameters of a network of `docs/by_name.md`, from those of ours with the same
     layers.
     """
     first, norm = ("Dense_0", "BatchNorm_0") if kind == "linen" else ("hidden", "norm")

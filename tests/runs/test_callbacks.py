@@ -1,4 +1,4 @@
-"""Callbacks of a user's own: as docs/python.md shows them, and what goes wrong in one."""
+"""Callbacks of a user's own: as docs/running.md shows them, and what goes wrong in one."""
 
 import re
 import sys
@@ -17,7 +17,7 @@ from fedjax_ssl.runs import Block, Point, Shared, run_batch
 from fedjax_ssl.runs.own_callbacks import OwnCallbacks, call
 from tests.runs.test_resume import rows_of
 
-PAGE = Path(__file__).parents[2] / "docs" / "python.md"
+PAGE = Path(__file__).parents[2] / "docs" / "running.md"
 MARK = "<!-- tests/runs/test_callbacks.py runs this block. -->"
 
 

@@ -90,7 +90,7 @@ def test_the_command_says_what_it_wrote_and_how_to_run_on_it(original, capsys, t
 def test_the_code_of_the_page_reads_one(original, monkeypatch, capsys):
     _, folder = original
     monkeypatch.chdir(folder.parent)
-    run_block("splits.md")
+    run_block("partitions.md")
     assert "5 clients" in capsys.readouterr().out
 
 

@@ -1,7 +1,7 @@
 """Splits that can be checked: a short hash of who has what, and files of row numbers.
 
-A split file is an `.npz` of whole numbers and texts; docs/splits.md says how to read one with
-NumPy alone, and what the hash is made of. Rows are numbered over the training examples and then the
+A split file is an `.npz` of whole numbers and texts; docs/partitions.md shows how NumPy alone reads
+one. Rows are numbered over the training examples and then the
 test examples of the dataset, in the order in which it is loaded.
 """
 
