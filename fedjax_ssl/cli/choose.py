@@ -50,7 +50,7 @@ def main(arguments: list[str]) -> int:
         ConfigError: a setting cannot be used.
     """
     asked = parse(arguments)
-    if asked.help:
+    if asked.help is not None:
         print(HELP)
         return 0
     if asked.name is None:

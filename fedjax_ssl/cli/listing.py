@@ -42,6 +42,16 @@ def print_list(kind: str) -> None:
         print(paragraph(name, line, column, width))
 
 
+def names() -> str:
+    """Write the names of all lists."""
+    width = max(min(shutil.get_terminal_size().columns, 120), 60)
+    column = max(map(len, KINDS)) + 4
+    written = ["A config can name (`fedjax-ssl list KIND` explains them):"]
+    for kind, (_, lines) in KINDS.items():
+        written.append(paragraph(kind, ", ".join(lines()), column, width))
+    return "\n".join(written)
+
+
 def configs() -> dict[str, str]:
     """Names of the shipped configs, with the first line of their docstrings."""
     return {name: docstring(path).partition("\n")[0] for name, path in shipped_configs().items()}

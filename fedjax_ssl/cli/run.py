@@ -2,7 +2,7 @@
 
 import itertools
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -10,7 +10,8 @@ from fedjax_ssl import command_line, runs
 from fedjax_ssl import config as configs
 from fedjax_ssl.cli import listing
 from fedjax_ssl.cli.listing import docstring, paragraph
-from fedjax_ssl.config import ConfigError
+from fedjax_ssl.config import ConfigError, Described
+from fedjax_ssl.errors import did_you_mean
 from fedjax_ssl.folder.checkpoint import Checkpoints
 from fedjax_ssl.runs.divergence import EXIT_CODE as DIVERGED
 from fedjax_ssl.runs.loop import run
@@ -18,24 +19,37 @@ from fedjax_ssl.runs.shared import Shared
 from fedjax_ssl.shipped import docs
 
 _COLUMN = 38  # where the text about a field begins
+ALL = "all"
+# Sections of a config without a choice of their own, for the overview; "" is called so too.
+_RUN = "run"
+_ABOUT = {
+    _RUN: "seed, rounds, evaluations, checkpoints, metrics, precision",
+    "participation": "clients that are absent or drop out",
+    "early_stopping": "which model is the best, and when a run ends early",
+    "tracking": "tensorboard and wandb",
+    "prediction": "other predictors for the test examples, at the end of a run",
+    "distributed": "several processes for one run",
+}
+TOPICS = {ALL, _RUN, "method", *(field.rpartition(".")[0] for field in configs.FIELDS)}
 USAGE = "usage: fedjax-ssl run NAME[:ARGUMENT] [--workdir FOLDER] [--FIELD=VALUE ...]"
 HELP = f"""{USAGE}
 
-Trains one experiment. The same command again goes on where the last one stopped.
+Trains one experiment. Repeat the command to continue a run that was stopped.
 
-  NAME                of a shipped config (`fedjax-ssl list configs`), or a file of your own:
+  NAME                a shipped config (`fedjax-ssl list configs`), or a file of your own:
                       my_study/config.py
-  ARGUMENT            of the config: its help says what it takes
-  --workdir FOLDER    where everything is written; runs/NAME by default
-  --FIELD=VALUE       a setting, for example --optimizer.learning_rate=0.1; also
-                      --config.FIELD=VALUE and --set FIELD=VALUE. None gives a field back to its
-                      default where it has one of its own
-  --profile           say in the end where the time went, and what would help
-  --quiet             print nothing but notes and errors
-  --help              behind NAME: every field of the config, its value, what is allowed and what
-                      it means
+  ARGUMENT            argument of the config; NAME --help explains it
+  --workdir FOLDER    folder for the results; default: runs/NAME
+  --FIELD=VALUE       a setting, for example --optimizer.learning_rate=0.1; None restores the
+                      default of an optional setting
+  --profile           report at the end where the time went
+  --quiet             print notes and errors only
+  --help              this text
+  NAME --help         sections of the config, and the settings that it changes
+  NAME --help method  all settings of a section: value, allowed values, meaning
+  NAME --help all     all settings of the config
 
-`python -m fedjax_ssl.main --config NAME ...` is the same."""
+`python -m fedjax_ssl.main --config NAME ...` is the same command."""
 
 
 class Asked(NamedTuple):
@@ -44,7 +58,7 @@ class Asked(NamedTuple):
     name: str | None
     workdir: Path | None
     settings: list[tuple[str, str]]
-    help: bool
+    help: str | None  # a section, `ALL`, or "" for the overview; None: run
     quiet: bool
 
 
@@ -60,13 +74,16 @@ def main(arguments: list[str]) -> int:
     """
     asked = parse(arguments)
     if asked.name is None:
-        if not asked.help:
+        if asked.help is None:
             raise ConfigError(f"the config's name is missing\n{USAGE}")
         print(f"{HELP}\n")
-        return listing.main([])
-    with command_line.notes_instead_of_warnings():
         if asked.help:
-            print(describe_config(asked.name, asked.settings))
+            return listing.main([])
+        print(listing.names())
+        return 0
+    with command_line.notes_instead_of_warnings():
+        if asked.help is not None:
+            print(describe_config(asked.name, asked.settings, asked.help))
             return 0
         config = configs.load(asked.name, asked.settings)
         command_line.use_compilation_cache()
@@ -102,13 +119,17 @@ def parse(arguments: list[str]) -> Asked:
     names: list[str] = []
     settings: list[tuple[str, str]] = []
     workdir = None
-    asked_for_help = False
+    topic = None
     quiet = "--quiet" in arguments
     rest = list(arguments)
     while rest:
         option, equals, value = rest.pop(0).partition("=")
-        if option in ("-h", "--help", "--quiet"):
-            asked_for_help |= option != "--quiet"
+        if option == "--quiet":
+            continue
+        if option in ("-h", "--help"):
+            if not equals and rest and rest[0] in TOPICS:
+                value = rest.pop(0)
+            topic = value
             continue
         if (
             option == "--profile"
@@ -136,34 +157,67 @@ def parse(arguments: list[str]) -> Asked:
             raise ConfigError(f"--set {value} has no value; give --set FIELD=VALUE\n{USAGE}")
     if names[1:]:
         raise ConfigError(f"unexpected argument {names[1]!r}\n{USAGE}")
-    return Asked(names[0] if names else None, workdir, settings, asked_for_help, quiet)
+    return Asked(names[0] if names else None, workdir, settings, topic, quiet)
 
 
-def describe_config(name: str, settings: Iterable[tuple[str, str]] = ()) -> str:
-    """Write the docstring of a config's file, and a paragraph for each of its fields.
+def describe_config(name: str, settings: Iterable[tuple[str, str]] = (), section: str = "") -> str:
+    """Write the help of a config.
 
     Args:
         name: as of `fedjax_ssl.config.load`.
-        settings: likewise; what another method or model brings is shown instead.
+        settings: likewise; options of another method or model that they name are shown instead.
+        section: whose settings are explained, or `ALL`; "": a line per section and a line per
+            setting that the config changes.
 
     Raises:
-        ConfigError: as `load`.
+        ConfigError: as `load`, or there is no such section.
     """
     config = configs.load(name, settings)
     path = configs.find(name).path
     width = max(min(shutil.get_terminal_size().columns, 120), 60)
-    lines = [
-        docstring(path) or str(path),
-        "",
-        f"Fields of {name}, with their values. Any of them: --FIELD=VALUE",
-    ]
-    for _, fields in itertools.groupby(
-        configs.describe(config), lambda one: one.field.rpartition(".")[0]
-    ):
+    sections = {
+        section or _RUN: list(fields)
+        for section, fields in itertools.groupby(
+            configs.describe(config), lambda one: one.field.rpartition(".")[0]
+        )
+    }
+    end = f"docs/ is {docs()}"
+    if not section:
+        title = docstring(path) or str(path)
+        return "\n".join([title, "", *_overview(name, sections, width), "", end])
+    if section != ALL and section not in sections:
+        raise ConfigError(
+            f"--help: there is no section {section!r}.{did_you_mean(section, sections)} Sections: "
+            f"{', '.join(sections)}, or {ALL}"
+        )
+    lines = [f"Settings of {name}. Change any of them: --FIELD=VALUE"]
+    for fields in sections.values() if section == ALL else [sections[section]]:
         lines.append("")
         for one in fields:
             text = f"{one.meaning} [{one.allowed}]".strip()
-            lines.append(
-                paragraph(f"--{one.field}={configs.as_text(one.value)}", text, _COLUMN, width)
-            )
-    return "\n".join([*lines, "", f"docs/ is {docs()}"])
+            lines.append(paragraph(_assigned(one), text, _COLUMN, width))
+    return "\n".join([*lines, "", end])
+
+
+def _overview(name: str, sections: Mapping[str, list[Described]], width: int) -> list[str]:
+    """Write a line per section of a config, and a line per setting that the config changes."""
+    lines = [f"Sections of {name}, with the number of settings; explained by --help SECTION"]
+    for section, fields in sections.items():
+        choice = {one.field: one for one in fields}.get(f"{section}.name")
+        text = choice.meaning if choice else _ABOUT[section]
+        about = f"{choice.value}: {text}" if choice else text
+        lines.append(_one_line(f"{section:<14} {len(fields):>3}", about, 22, width))
+    lines += ["", "Settings that this config changes; change any setting by --FIELD=VALUE"]
+    changed = [one for one in itertools.chain(*sections.values()) if one.changed]
+    column = min(max(len(_assigned(one)) for one in changed) + 4, _COLUMN)
+    return lines + [_one_line(_assigned(one), one.meaning, column, width) for one in changed]
+
+
+def _assigned(one: Described) -> str:
+    return f"--{one.field}={configs.as_text(one.value)}"
+
+
+def _one_line(head: str, text: str, column: int, width: int) -> str:
+    """Write a word and the text about it on one line, cut at the width."""
+    line = f"  {head}".ljust(column - 1) + " " + text
+    return line if len(line) <= width else f"{line[: width - 3].rstrip()}..."

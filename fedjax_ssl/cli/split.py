@@ -30,7 +30,7 @@ def main(arguments: list[str]) -> int:
         ConfigError: a setting cannot be used, or the split is none that a file holds.
     """
     asked = parse(arguments)
-    if asked.help:
+    if asked.help is not None:
         print(HELP)
         return 0
     if asked.name is None:

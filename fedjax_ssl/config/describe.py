@@ -16,6 +16,7 @@ class Described(NamedTuple):
     value: Any  # in this config; where it is None and its choice has a default of its own, that one
     allowed: str  # in words
     meaning: str
+    changed: bool  # whether the config differs from the default
 
 
 def describe(config: ml_collections.ConfigDict) -> list[Described]:
@@ -41,10 +42,12 @@ def describe(config: ml_collections.ConfigDict) -> list[Described]:
             with naming(section):
                 meanings = registry.meanings_in(config[section])
             others = {*registry.fields(), "name"} - {*meanings, *registry.common}
-            what = FIELDS[f"{section}.name"].meaning if section != "method" else "the method"
+            declared = FIELDS.get(f"{section}.name")
+            what = declared.meaning if declared else "the method"
+            changed = declared is None or name != declared.default
             line = registry.available().get(name, "your own").rstrip(".")
             allowed = f"{', '.join(registry)}, or module:function"
-            found.append(Described(f"{section}.name", name, allowed, f"{what}: {line}"))
+            found.append(Described(f"{section}.name", name, allowed, f"{what}: {line}", changed))
         fields = [field for field in FIELDS if field.rpartition(".")[0] == section]
         for field in dict.fromkeys([*fields, *(f"{section}.{one}" for one in meanings)]):
             last = field.removeprefix(f"{section}.")
@@ -61,7 +64,8 @@ def describe(config: ml_collections.ConfigDict) -> list[Described]:
             if value is None and option.default is not inspect.Parameter.empty:
                 value = option.default
             allowed = words_of(option, full=True) + " or None" * option.optional
-            found.append(Described(field, value, allowed, option.meaning))
+            changed = value != option.default
+            found.append(Described(field, value, allowed, option.meaning, changed))
     return found
 
 

@@ -1,5 +1,6 @@
 """The console command: help without jax, lists, data, a new study."""
 
+import contextlib
 import subprocess
 import sys
 from pathlib import Path
@@ -8,6 +9,7 @@ import numpy as np
 import pytest
 
 from fedjax_ssl import cli
+from fedjax_ssl.cli import run
 from fedjax_ssl.cli.listing import KINDS
 
 ROOT = Path(__file__).parents[2]
@@ -99,17 +101,31 @@ def test_lists_have_a_line_each(capsys):
     ]
 
 
-def test_help_of_a_config_prints_every_field(capsys):
-    code, output, _ = call(capsys, "run", "digits_xclp", "--method.num_neighbors=7", "--help")
+def test_help_of_a_config_is_short_and_that_of_a_section_explains_every_field(capsys):
+    asked = ["run", "digits_xclp", "--method.num_neighbors=7", "--help"]
+    code, output, _ = call(capsys, *asked)
     assert code == 0 and output.startswith("FedAvg+XCLP on real handwriting.")
-    assert (
-        "--rounds=80" in output
-        and "--method.num_neighbors=7" in output
-        and "--supervision.labels=5" in output
-    )
+    changed = ("--rounds=80", "--method.num_neighbors=7", "--supervision.labels=5")
+    assert all(f"\n  {field} " in output for field in changed)
+    assert "\n  loss             5  cross_entropy: " in output and "--loss.gamma" not in output
+    _, output, _ = call(capsys, *asked, "loss")
+    assert "--loss.gamma=2.0" in output and "--rounds" not in output
+    code, _, error = call(capsys, "run", "digits_xclp", "--help=los")
+    assert code == 2 and "no section 'los'. Did you mean 'loss'?" in error
+    _, output, _ = call(capsys, *asked, "all")
+    assert all(f"\n  {field} " in output for field in changed)
     assert "evaluations between checkpoints" in output and "a whole number of at least 1" in output
     assert "--partition.alpha" not in output  # of another partition
     assert max(map(len, output.splitlines())) <= 120
+
+
+def test_no_help_has_80_lines(capsys):
+    for name in ("digits_fedmatch", "cifar10_protofssl", "cifar10_fl2", "folder"):
+        assert len(run.describe_config(name).splitlines()) < 80, name
+    for command in cli.COMMANDS.keys() - {"reproduce", "bench"}:  # which are not in the package
+        with contextlib.suppress(SystemExit):
+            cli.main([command, "--help"])
+        assert len(capsys.readouterr().out.splitlines()) < 80, command
 
 
 def test_facts_about_a_dataset(capsys, tmp_path):
@@ -198,7 +214,7 @@ def test_a_new_study_has_a_config_a_method_and_a_test(capsys, tmp_path, monkeypa
         *("hospital.py", "hospital_method.py", "test_hospital.py")
     }
     assert "my_study" not in "".join(file.read_text() for file in (tmp_path / "hospital").iterdir())
-    code, output, _ = call(capsys, "run", "hospital/hospital.py", "--help")
+    code, output, _ = call(capsys, "run", "hospital/hospital.py", "--help", "method")
     assert "--method.entropy_weight=0.1" in output and "of the entropy; 0 leaves it out" in output
     assert call(capsys, "new", "hospital")[0] == 2
 

@@ -3,7 +3,7 @@
     fedjax-ssl run my_study/my_study.py                     # the method in my_study_method.py
     fedjax-ssl run my_study/my_study.py:fedavg              # another method on the same federation
     fedjax-ssl run my_study/my_study.py --method.entropy_weight=0.3 --seed=1 --workdir runs/other
-    fedjax-ssl run my_study/my_study.py --help              # every field, its value and meaning
+    fedjax-ssl run my_study/my_study.py --help all          # every setting, its value and meaning
 
 Then say here what came out, in how long, on what hardware.
 """
