@@ -14,7 +14,6 @@ from fedjax_ssl.contrib.methods._proxies import (
     tuned_proxies,
     tuning_loss,
 )
-from fedjax_ssl.objectives import soft_label_divergence
 
 FEATURES = [[1, 0.2], [-0.3, 1], [0.8, 0.6], [0.5, -0.5], [0.9, 0.4], [0.2, -0.8]]
 HEAD = [[0.6, 0.1], [-0.2, 0.7], [0.1, -0.6]]
@@ -49,45 +48,14 @@ def test_contrast_and_its_gradient(float64) -> None:
         rows = contrast(head)
         return rows, jax.grad(lambda head: jnp.mean(contrast(head)[2:]))(head)
 
-    sets = found_candidates().sets
-    assert (
-        sets.tolist()
-        == (
-            np.asarray([[1, 0, 0], [0, 1, 0], [0, 1, 1], [0, 0, 1], [0, 1, 1], [0, 0, 1]]) > 0
-        ).tolist()
-    )
+    sets = [[1, 0, 0], [0, 1, 0], [0, 1, 1], [0, 0, 1], [0, 1, 1], [0, 0, 1]]
+    np.testing.assert_array_equal(found_candidates().sets, sets)
     rows, slope = found(jnp.asarray(HEAD))
     expected = [1.3153596689, 0.6602595860, 1.3500637066, 0.3491353865]
     np.testing.assert_allclose(rows[2:], expected, atol=1e-10)
     np.testing.assert_allclose(jnp.mean(rows[2:]), 0.9187045870, atol=1e-10)
     gradient = [[0, 0], [-0.2144496717, -0.0612713348], [-0.4483434352, -0.0747239059]]
     np.testing.assert_allclose(slope, gradient, atol=1e-10)
-
-
-def test_positives_are_the_likeliest_class_or_the_candidates_by_their_probability(float64) -> None:
-    """Check 1: without negatives the loss is 0; with one of similarity 0 the positive is known."""
-    z = jnp.asarray([[0.85, 0.49], [0.5, -0.5]])  # rows 2 and 3 through the map
-    w = jnp.asarray(HEAD) @ jnp.asarray([[1, 0.2], [-0.1, 1]]).T
-    unit = [v / np.linalg.norm(v, axis=1, keepdims=True) for v in (np.asarray(z), np.asarray(w))]
-    np.testing.assert_allclose(unit[1][0], [0.9979253090, 0.0643822780], atol=1e-10)
-    features = np.asarray(FEATURES) @ np.asarray([[1, 0.1], [0, 0.9]]).T + [0.05, -0.05]
-    features /= np.linalg.norm(features, axis=1, keepdims=True)
-    np.testing.assert_allclose(features[2], [0.8804710999, 0.4740998230], atol=1e-10)
-    positives = np.sum(features * (np.asarray(found_candidates().weights) @ unit[1]), axis=1)
-    expected = [
-        *(0.9984056588, 0.6970697753, -0.0716444426),
-        *(0.6835556467, -0.0666243844, 0.9688954536),
-    ]
-    np.testing.assert_allclose(positives, expected, atol=1e-10)
-
-
-def test_loss_of_pseudo_labels_of_the_global_class(float64) -> None:
-    """Check 1, last but one line."""
-    strong = jnp.asarray([[0.2, 0.4, 0.1], [-0.5, 0.1, 1.2]])
-    targets = jnp.eye(3)[jnp.asarray([2, 2])]
-    both = jnp.ones(2, bool)
-    value = soft_label_divergence(strong, targets, both, jnp.asarray([False, True]))
-    np.testing.assert_allclose([2 * value, value], [0.4157814454, 0.2078907227], atol=1e-10)
 
 
 def test_a_row_without_a_candidate_and_padding_are_outside_of_everything(float64) -> None:

@@ -18,44 +18,27 @@ KEY = jax.random.key(5)
 
 
 @pytest.mark.parametrize(
-    ("steps", "momentum", "shrinkage", "norm"),
-    [
-        (3, 0.9, 0.0, 5.61),
-        (3, 0.0, 0.05, 2.8525),
-        (7, 0.0, 0.0, 7.0),
-        (7, 0.6, 0.0, (7 - 0.6 * (1 - 0.6**7) / 0.4) / 0.4),
-        (40, 0.0, 0.1, (1 - 0.9**40) / 0.1),
-        (0, 0.5, 0.1, 0.0),
-    ],
+    ("steps", "momentum", "mu", "nesterov"),
+    [(5, 0.8, 0.6, False), (5, 0.8, 0.6, True), (3, 0.9, 0.0, False), (7, 0.0, 1.0, False)],
 )
-def test_norms_are_the_closed_forms(
-    float64, steps: int, momentum: float, shrinkage: float, norm: float
+def test_norm_is_the_sum_of_the_weights_of_the_gradients(
+    float64, steps: int, momentum: float, mu: float, nesterov: bool
 ) -> None:
-    assert float(step_norm(jnp.asarray(steps), momentum, shrinkage)) == pytest.approx(
-        norm, rel=1e-12
-    )
-
-
-@pytest.mark.parametrize("nesterov", [False, True])
-def test_norm_is_the_sum_of_the_weights_of_the_gradients(float64, nesterov: bool) -> None:
     """The local optimizer itself, given one gradient of size 1 at a time."""
-    steps = 5
-    momentum = 0.8
-    mu = 0.6
     rate = 0.1
     local = federated.local_optimizer("sgd", momentum=momentum, nesterov=nesterov)
     weights = []
     for place in range(steps):
         w = {"model": jnp.zeros(1)}
-        state = local.init({"model": jnp.zeros(1)})
+        state = local.init(w)
         for step in range(steps):
             gradient = {"model": float(step == place) + mu * w["model"]}
             added, state = local.update(gradient, state, w, jnp.asarray(rate))
-            w = {"model": w["model"] + added["model"]}
+            w = jax.tree.map(jnp.add, w, added)
         weights.append(-float(w["model"][0]) / rate)
-    assert min(weights) > 0
     norm = step_norm(jnp.asarray(steps), momentum, mu * rate, nesterov=nesterov)
     assert float(norm) == pytest.approx(sum(weights), rel=1e-12)
+    assert step_norm(jnp.asarray(0), momentum, mu * rate, nesterov=nesterov) == 0
 
 
 def test_a_server_step_by_hand(float64) -> None:
@@ -91,8 +74,8 @@ def test_a_server_step_by_hand(float64) -> None:
     np.testing.assert_array_equal(same["model"], anchor)
 
 
-@pytest.mark.parametrize("mu", [pytest.param(0.0, marks=pytest.mark.thorough), 0.5])
-def test_equally_many_steps_are_fedavg_or_fedprox(float64, mu: float) -> None:
+def test_equally_many_steps_are_fedprox(float64) -> None:
+    mu = 0.5
     data = toy.federation()
 
     def trained(optimizer):

@@ -108,14 +108,12 @@ def test_who_never_trained_predicts_with_the_mean(trained) -> None:
 def test_one_client_alone_trains_as_without_a_federation() -> None:
     """With one client, what is averaged and what stays are together its own model."""
     data = toy.only(toy.federation(), 4)
-    fed, _ = toy.train(build(fedbn(recipe_of(data))), KEY, data, 3)
-    alone_recipe = recipe_of(data, federated_optimizer=local())
-    alone, _ = toy.train(build(alone_recipe), KEY, data, 3)
-    for method, state in ((build(fedbn(recipe_of(data))), fed), (build(alone_recipe), alone)):
-        _ = method.predict_for(state, 4, data.inputs[:5])
-    one = build(fedbn(recipe_of(data))).predict_for(fed, 4, data.inputs[:5])
-    other = build(alone_recipe).predict_for(alone, 4, data.inputs[:5])
-    np.testing.assert_allclose(one, other, atol=1e-5)
+    methods = build(fedbn(recipe_of(data))), build(recipe_of(data, federated_optimizer=local()))
+    found = [
+        method.predict_for(toy.train(method, KEY, data, 3)[0], 4, data.inputs[:5])
+        for method in methods
+    ]
+    np.testing.assert_allclose(*found, atol=1e-5)
 
 
 def test_what_it_cannot_keep_is_refused() -> None:

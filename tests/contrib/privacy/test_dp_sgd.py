@@ -21,8 +21,8 @@ from fedjax_ssl.federated.contract import LocalStep, Losses, Step, Stream
 from fedjax_ssl.methods.around.slow_clients import slow_clients
 from fedjax_ssl.models import Outputs
 from fedjax_ssl.objectives.cross_entropy import batch_mean
-from fedjax_ssl.testing import promises
 from tests import toy
+from tests.contrib.privacy.promises import keep_promises
 from tests.methods import cases
 
 KEY = jax.random.key(3)
@@ -127,13 +127,4 @@ def test_private_steps_keep_the_promises() -> None:
         setup = cases.setup("fedavg", data)._replace(**changes)
         return build(private(methods.recipe("fedavg", setup), 0.1))
 
-    trial = promises.trial_of(made, promises.Special())
-    for promise in (
-        promises.state_keeps_its_types_and_rounds_compile_once,
-        promises.same_key_same_bits_other_key_other_result,
-        promises.hidden_labels_do_not_leak,
-        promises.resume_is_bit_exact,
-        promises.keys_placement_and_padding_do_not_matter,
-        promises.lanes_train_every_client_as_if_alone,
-    ):
-        promise(trial)
+    keep_promises(made)

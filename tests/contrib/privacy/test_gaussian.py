@@ -23,19 +23,13 @@ from fedjax_ssl.contrib.privacy.gaussian import (
 from fedjax_ssl.federated import build
 from fedjax_ssl.federated.messages import Upload
 from fedjax_ssl.federated.uploads import UploadTransform, drop_non_finite
-from fedjax_ssl.testing import promises
 from tests import toy
+from tests.contrib.privacy.promises import keep_promises
 from tests.methods import cases
 
 KEY = jax.random.key(5)
 FIXED = Gaussian(clip=0.05)
 ADAPTIVE = Gaussian(clip=0.05, quantile=0.5, count_noise=1.0)
-
-
-@pytest.fixture
-def float64():
-    with jax.enable_x64(True), jax.numpy_dtype_promotion("standard"):
-        yield
 
 
 def sums_of(change: Any, weight: float, averages: Any = ()) -> federated.Total:
@@ -250,39 +244,6 @@ def test_a_round_without_anybody_has_noise(data) -> None:
     assert all(np.any(np.asarray(leaf)) for leaf in jax.tree.leaves(moves))
 
 
-WITH_MORE = "what the term '.*' uploads"
-REFUSED = {
-    "alone": "nothing leaves a client",
-    "cbafed": "weights in the average",
-    "fedmatch": WITH_MORE,
-    "fedrep": r"keep layers to themselves \(aux_head\)",
-    "fedsiam": WITH_MORE,
-    "fl2": "weights in the average",
-    "mean_teacher": WITH_MORE,
-    "mixed": "codes",
-    "protofssl": WITH_MORE,
-    "proxyfl": "weights in the average",
-    "sage": "weights in the average",
-    "single": "no client of this method trains",
-    "xclp": "codes of their examples",
-}
-
-
-@pytest.mark.parametrize("name", sorted({*methods.available()} - {"compose"}))
-def test_what_would_leak_is_refused_by_name(name: str) -> None:
-    def recipe(data):
-        setup = cases.setup(name, data)._replace(rounds=4)
-        return methods.recipe(name, setup, **cases.of(name).settings)
-
-    kind = build(recipe(toy.weak_federation("labels"))).recipe.needs.kinds[0]
-    made = recipe(toy.weak_federation(kind))
-    if name not in REFUSED:
-        build(private(made))
-        return
-    with pytest.raises(ValueError, match=f"config.privacy.name='gaussian'.*{REFUSED[name]}"):
-        private(made)
-
-
 def test_what_sees_the_sum_before_its_noise_is_refused(data) -> None:
     def at_server(key, summed, context, state):
         return summed, state
@@ -326,14 +287,4 @@ def test_private_methods_keep_the_promises(name: str) -> None:
         recipe = methods.recipe(name, run, **settings)
         return build(private(recipe, ADAPTIVE, 0.5, federation.num_clients))
 
-    trial = promises.trial_of(made, promises.Special())
-    for promise in (
-        promises.state_keeps_its_types_and_rounds_compile_once,
-        promises.same_key_same_bits_other_key_other_result,
-        promises.hidden_labels_do_not_leak,
-        promises.resume_is_bit_exact,
-        promises.predictions_are_normalized_log_probabilities,
-        promises.keys_placement_and_padding_do_not_matter,
-        promises.lanes_train_every_client_as_if_alone,
-    ):
-        promise(trial)
+    keep_promises(made)

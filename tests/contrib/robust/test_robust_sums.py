@@ -125,11 +125,3 @@ def test_bits_do_not_depend_on_placement_or_devices(combine) -> None:
     chex.assert_trees_all_equal(ends[0], ends[1])
     for other in ends[2:]:
         chex.assert_trees_all_close(ends[0], other, atol=1e-6)
-
-
-@pytest.mark.thorough
-def test_trimming_nobody_is_federated_averaging() -> None:
-    data = toy.federation()
-    plain, _ = toy.train(method_of(data), KEY, data, 2)
-    other, _ = toy.train(method_of(data, trimmed_mean(0.0)), KEY, data, 2)
-    chex.assert_trees_all_close(plain.params, other.params, atol=1e-6)

@@ -1,0 +1,18 @@
+"""Promises of the contract that private methods keep, whose noise lets no accuracy be asserted."""
+
+from fedjax_ssl.testing import promises
+
+
+def keep_promises(build: promises.Build) -> None:
+    """Check a method that is built for a toy federation."""
+    trial = promises.trial_of(build, promises.Special())
+    for promise in (
+        promises.state_keeps_its_types_and_rounds_compile_once,
+        promises.same_key_same_bits_other_key_other_result,
+        promises.hidden_labels_do_not_leak,
+        promises.resume_is_bit_exact,
+        promises.predictions_are_normalized_log_probabilities,
+        promises.keys_placement_and_padding_do_not_matter,
+        promises.lanes_train_every_client_as_if_alone,
+    ):
+        promise(trial)
