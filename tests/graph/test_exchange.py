@@ -1,11 +1,12 @@
-"""The seam for protocols: a toy protocol in it gives the bits of `graph.IDEAL`, and neighbours
-those of the kernels.
+"""The seam for protocols: what it asks clients for, and that it gives the labels of the kernels.
+
+That protocols give the bits of `graph.IDEAL`, also where clients drop out: tests/secure.
 """
 
 from dataclasses import replace
 
+import chex
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -13,7 +14,7 @@ from fedjax_ssl import graph
 from fedjax_ssl.graph import GraphSettings as Settings
 from fedjax_ssl.graph.exchange import exchanged_neighbors, fraction_bits
 from tests.graph import reference
-from tests.graph.masked_exchange import MaskedExchange
+from tests.graph.recorded_exchange import RecordedExchange
 from tests.graph.test_propagation import clustered_codes
 
 KEY = jax.random.key(0)
@@ -62,99 +63,54 @@ def label(settings=SETTINGS, exchange=None, codes=CODES, labels=LABELS, **change
         pytest.param(replace(PAPER, solver="conjugate_gradient"), marks=pytest.mark.thorough),
     ],
 )
-def test_a_protocol_gives_the_bits_of_the_ideal(settings):
-    protocol = MaskedExchange()
-    found = label(settings, protocol.exchange)
-    ideal = label(settings, graph.IDEAL)
+def test_an_exchange_gives_the_labels_of_the_kernels(settings):
+    """The kernels do not round: scores are within the bound."""
+    recorded = RecordedExchange()
+    found = label(settings, recorded.exchange)
     kernels = label(settings)
-    assert protocol.calls == 1
-    jax.tree.map(np.testing.assert_array_equal, found, ideal)
-    jax.tree.map(
-        lambda one, other: np.testing.assert_array_equal(one.dtype, other.dtype), found, kernels
-    )
-    # The kernels do not round: labels are the same, scores within the bound.
+    assert len(recorded.shares) == 1
+    chex.assert_trees_all_equal_dtypes(found, kernels)
     np.testing.assert_array_equal(found.labels, kernels.labels)
     np.testing.assert_array_equal(found.valid, kernels.valid)
     np.testing.assert_allclose(found.scores, kernels.scores, rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(found.confidence, kernels.confidence, atol=1e-3)
 
 
-@pytest.mark.parametrize("settings", [PAPER, CODE])
-def test_a_protocol_for_distances_alone_gives_the_bits_of_the_kernels(settings):
-    protocol = MaskedExchange()
-    found = label(settings, graph.Exchange(distances=protocol.distances))
-    assert protocol.pairs and not protocol.calls
-    jax.tree.map(np.testing.assert_array_equal, found, label(settings))
+def test_an_exchange_may_do_one_of_both():
+    recorded = RecordedExchange()
+    distances = label(exchange=graph.Exchange(distances=recorded.distances))
+    assert recorded.pairs and not recorded.shares
+    chex.assert_trees_all_equal(distances, label())
+    sums = label(exchange=graph.Exchange(row_sums=recorded.row_sums))
+    chex.assert_trees_all_equal(sums, label(exchange=graph.IDEAL))
 
 
-def test_a_protocol_for_sums_alone_gives_the_bits_of_the_ideal():
-    found = label(exchange=graph.Exchange(row_sums=MaskedExchange().row_sums))
-    jax.tree.map(np.testing.assert_array_equal, found, label(exchange=graph.IDEAL))
+@pytest.mark.parametrize(
+    "codes", [CODES[:1], CODES[:0], np.repeat(CODES[:1], 70, axis=0)], ids=("one", "none", "equal")
+)
+def test_neighbours_are_those_of_the_kernels(codes):
+    rows = len(codes)
+    usable = np.ones(rows, bool)
+    found = exchanged_neighbors(graph.IDEAL, codes, ROWS["clients"][:rows], usable, SETTINGS)
+    chex.assert_trees_all_equal(found, graph.nearest_neighbors(codes, BITS, 4))
 
 
-def test_neighbours_are_those_of_the_kernels():
-    usable = jnp.asarray(ROWS["valid"] & ROWS["has_code"])
-    found = exchanged_neighbors(MaskedExchange().exchange, CODES, ROWS["clients"], usable, SETTINGS)
-    jax.tree.map(
-        np.testing.assert_array_equal, found, graph.nearest_neighbors(CODES, BITS, 4, usable)
-    )
-    # one point, none, all the same
-    for codes in (CODES[:1], CODES[:0], np.repeat(CODES[:1], 70, axis=0)):
-        rows = len(codes)
-        found = exchanged_neighbors(
-            graph.IDEAL, codes, ROWS["clients"][:rows], np.ones(rows, bool), SETTINGS
-        )
-        jax.tree.map(np.testing.assert_array_equal, found, graph.nearest_neighbors(codes, BITS, 4))
-
-
-def test_parties_see_what_the_protocol_shows_them():
-    protocol = MaskedExchange()
-    label(exchange=protocol.exchange)
-    assert protocol.pairs == [(2, 2), (2, 5), (2, 9), (5, 5), (5, 9), (9, 9)]
-    usable = ROWS["valid"] & ROWS["has_code"]
-    valid = ROWS["valid"]
+def test_clients_give_their_own_codes_and_shares():
+    recorded = RecordedExchange()
+    label(exchange=recorded.exchange)
+    assert recorded.pairs == [(2, 2), (2, 5), (2, 9), (5, 5), (5, 9), (9, 9)]
     for client in (2, 5, 9):
-        own = CODES[usable & (ROWS["clients"] == client)]
-        *codes, row_sums = protocol.seen[client]
-        assert len(codes) == 4
-        for some in codes:
-            np.testing.assert_array_equal(some, own)
-        assert row_sums.shape == (np.sum(valid & (ROWS["clients"] == client)), CLASSES)
-    *blocks, first, second, third = protocol.seen["server"]
-    assert [block.dtype for block in blocks] == 6 * [np.int32]
-    owner = ROWS["clients"][np.argsort(~valid, kind="stable")][: valid.sum()]
-    for client, message in zip((2, 5, 9), (first, second, third), strict=True):
-        assert not message[owner == client].any() and np.mean(message[owner != client] == 0) < 0.01
-
-
-@pytest.mark.thorough
-def test_a_client_that_drops_out_before_the_sums_counts_without_its_labels():
-    found = label(exchange=MaskedExchange(dropped=9).exchange)
-    without = label(exchange=graph.IDEAL, labels=np.where(ROWS["clients"] == 9, -1, LABELS))
-    others = ROWS["clients"] != 9
-    # As many bits behind the point, so the same integers.
-    np.testing.assert_allclose(found.scores[others], without.scores[others], atol=1e-6)
-    np.testing.assert_array_equal(found.labels[others], without.labels[others])
-    np.testing.assert_array_equal(found.scores[~others], 0)
-    np.testing.assert_array_equal(
-        found.labels[~others], np.where(ROWS["valid"], LABELS, -1)[~others]
-    )
-
-
-def test_a_client_that_drops_out_of_the_distances_is_alone():
-    def distances(a, b, codes_a, codes_b):
-        found = graph.IDEAL.distances(a, b, codes_a, codes_b)
-        return np.full_like(found, BITS + 1) if 9 in (a, b) else found
-
-    found = label(exchange=graph.Exchange(distances, graph.IDEAL.row_sums))
-    without = label(exchange=graph.IDEAL, has_code=ROWS["has_code"] & (ROWS["clients"] != 9))
-    jax.tree.map(np.testing.assert_array_equal, found, without)
+        own = CODES[ROWS["valid"] & ROWS["has_code"] & (ROWS["clients"] == client)]
+        np.testing.assert_array_equal(recorded.codes[client], 4 * [own])
+    (shares,) = recorded.shares
+    assert {share.shape for share in shares.values()} == {(ROWS["valid"].sum(), CLASSES)}
+    assert [client for client, share in shares.items() if share.any()] == [2, 9]
 
 
 def test_without_labels_nothing_is_summed():
-    protocol = MaskedExchange()
-    found = label(exchange=protocol.exchange, labels=np.full_like(LABELS, -1))
-    assert protocol.calls == 0 and not found.valid.any() and not found.scores.any()
+    recorded = RecordedExchange()
+    found = label(exchange=recorded.exchange, labels=np.full_like(LABELS, -1))
+    assert not recorded.shares and not found.valid.any() and not found.scores.any()
 
 
 def test_worked_example_in_fixed_point():
@@ -162,16 +118,11 @@ def test_worked_example_in_fixed_point():
     codes = reference.pack(reference.EXAMPLE_CODES)
     clients = np.repeat(np.int32([1, 2]), 3)
     settings = Settings(reference.EXAMPLE_BITS, 2, alpha=0.5)
-    shares = {}
-
-    def row_sums(given, owner):
-        shares.update(given)
-        return graph.IDEAL.row_sums(given, owner)
-
-    exchange = graph.Exchange(graph.IDEAL.distances, row_sums)
+    recorded = RecordedExchange()
     graph.xclp_from_codes(
-        codes, reference.EXAMPLE_LABELS, 2, settings, clients=clients, exchange=exchange
+        codes, reference.EXAMPLE_LABELS, 2, settings, clients=clients, exchange=recorded.exchange
     )
+    (shares,) = recorded.shares
     scale = 2.0 ** (fraction_bits(3, 2, settings) - 8)
     np.testing.assert_array_equal(np.rint(shares[1][:, 0] / scale), [302, 121, 21, 6, 34, 6])
     np.testing.assert_array_equal(np.rint(shares[2][:, 1] / scale), [12, 8, 167, 422, 13, 415])
@@ -202,22 +153,16 @@ def test_under_a_trace_an_exchange_is_refused():
 @pytest.mark.parametrize(
     "change, message",
     [
+        ({"distances": lambda *_: np.zeros((1, 1), np.int32)}, "must be int32 of shape"),
         (
-            dict(distances=lambda *_: np.zeros((1, 1), np.int32)),
+            {"distances": lambda *given: graph.IDEAL.distances(*given) / 2},
             "must be int32 of shape",
         ),
         (
-            dict(distances=lambda a, b, one, other: np.zeros((len(one), len(other)))),
-            "must be int32 of shape",
-        ),
-        (
-            dict(distances=lambda *given: graph.IDEAL.distances(*given) + 2 * BITS),
+            {"distances": lambda *given: graph.IDEAL.distances(*given) + 2 * BITS},
             r"allowed: 0\.\.65",
         ),
-        (
-            dict(row_sums=lambda shares, clients: None),
-            "row_sums returned None; it must be uint32 of shape",
-        ),
+        ({"row_sums": lambda *_: None}, "row_sums returned None; it must be uint32 of shape"),
     ],
 )
 def test_what_is_no_distance_or_sum_is_refused(change, message):

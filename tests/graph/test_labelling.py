@@ -29,16 +29,6 @@ def points_and_labels(num_points: int = 90, num_classes: int = 3, seed: int = 0)
     return points, truth, shown
 
 
-def test_labels_clusters_from_few_labels():
-    points, truth, shown = points_and_labels()
-    found = graph.xclp(KEY, points, shown, 3, num_bits=128)
-    assert np.mean(np.asarray(found.labels) == truth) > 0.95
-    assert found.labels.dtype == jnp.int32 and found.scores.shape == (90, 3)
-    assert np.asarray(found.valid).all()
-    np.testing.assert_array_equal(np.asarray(found.confidence)[:12], 1)
-    assert (np.asarray(found.confidence) >= 0).all() and (np.asarray(found.confidence) <= 1).all()
-
-
 @pytest.mark.parametrize("size", [1000, pytest.param(3000, marks=pytest.mark.thorough)])
 def test_equals_the_dense_float64_path(size):
     codes, _ = clustered_codes(4, size, 256, 12)
@@ -264,14 +254,6 @@ def test_bad_rows_under_a_trace_are_left_out():
     # Labels out of range count as none under a trace.
     assert not np.asarray(found.scores)[:, 2].any()
     np.testing.assert_array_equal(label(points, shown).labels, clean.labels)
-
-
-def test_duplicated_points_share_their_scores():
-    points, _, shown = points_and_labels()
-    points[30:50] = points[30]
-    found = graph.xclp(KEY, points, shown, 3, num_bits=128)
-    assert np.isfinite(found.scores).all()
-    assert len(set(np.asarray(found.labels)[30:50].tolist())) == 1
 
 
 @pytest.mark.thorough

@@ -58,11 +58,6 @@ def test_tiles_that_do_not_divide_the_points(kernel):
     assert_equals_reference(found, codes, 6, 10)
 
 
-def test_all_points_equal():
-    codes = np.zeros((300, 1), np.uint32)
-    assert_equals_reference(graph.nearest_neighbors(codes, 32, 3), codes, 32, 3)
-
-
 def test_enough_points_for_several_levels_of_groups():
     codes = reference.random_codes(8, 6000, 10)
     index, _ = graph.nearest_neighbors(codes, 10, 4)

@@ -21,7 +21,7 @@ from fedjax_ssl.prediction.graphs import (
     random_groups,
 )
 from tests import toy
-from tests.graph.masked_exchange import MaskedExchange
+from tests.graph.recorded_exchange import RecordedExchange
 
 KEY = jax.random.key(3)
 SETTINGS = graph.GraphSettings(num_bits=64, num_neighbors=3)
@@ -194,7 +194,7 @@ def test_a_protocol_predicts_between_rounds(num_graphs):
     before = train(KEY, method.init(KEY, DATA), DATA)[0]
     alone = train(KEY, before, DATA)[0]
     graph_of = jnp.arange(NUM_CLIENTS, dtype=jnp.int32) % num_graphs
-    protocol = MaskedExchange()
+    recorded = RecordedExchange()
     variants = (SETTINGS, replace(SETTINGS, label_norm="class", confidence_scale="client_max"))
 
     def ask(**search):
@@ -203,7 +203,7 @@ def test_a_protocol_predicts_between_rounds(num_graphs):
         label = by_codes(KEY, DATA, points, embed_inputs, variants, **search)
         return predict_with_graphs(DATA, points, label, graph_of, num_graphs)
 
-    found = ask(exchange=protocol.exchange)
+    found = ask(exchange=recorded.exchange)
     jax.tree.map(np.testing.assert_array_equal, found, ask(exchange=graph.IDEAL))
     jax.tree.map(lambda one, other: np.testing.assert_allclose(one, other, atol=1e-3), found, ask())
     # Variants share the distances; clients of different graphs do not meet.
@@ -213,5 +213,5 @@ def test_a_protocol_predicts_between_rounds(num_graphs):
         for b in range(a, NUM_CLIENTS)
         if (b - a) % num_graphs == 0
     ]
-    assert sorted(protocol.pairs) == together and protocol.calls == len(variants) * num_graphs
+    assert sorted(recorded.pairs) == together and len(recorded.shares) == len(variants) * num_graphs
     jax.tree.map(np.testing.assert_array_equal, train(KEY, before, DATA)[0], alone)
