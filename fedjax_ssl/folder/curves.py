@@ -1,16 +1,14 @@
 """curves.png: how a run went, in at most four panels."""
 
-import io
 import itertools
 import math
 import os
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 
 from fedjax_ssl.errors import counted
-from fedjax_ssl.folder.files import write_atomically
 from fedjax_ssl.pictures import use_matplotlib
 
 
@@ -40,7 +38,7 @@ _COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 
 def plot_curves(
     rows: Sequence[Mapping[str, Any]],
-    path: str | os.PathLike,
+    path: str | os.PathLike | BinaryIO,
     *,
     title: str = "",
     stages: Sequence[int] = (),
@@ -56,7 +54,7 @@ def plot_curves(
 
     Args:
         rows: metric rows with "round".
-        path: the PNG file.
+        path: the PNG file, or a file that is open.
         title: one line above the panels, for example method and data set.
         stages: rounds after which another stage of training begins; a dotted line each.
         validation: how many examples the validation scores rest on, for the legend.
@@ -132,9 +130,7 @@ def plot_curves(
         axes.legend(handles.values(), handles.keys(), frameon=False, fontsize=9)
     if title:
         figure.suptitle(title, x=0.01, ha="left", fontsize=12)
-    image = io.BytesIO()
-    canvas.print_png(image)
-    write_atomically(path, image.getvalue())
+    canvas.print_png(path)
 
 
 def _together(table: Any) -> list[list[str]]:

@@ -5,7 +5,7 @@ import json
 import os
 import shutil
 import warnings
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,6 @@ import numpy as np
 
 from fedjax_ssl.federated import tree_bytes
 from fedjax_ssl.folder.checkpoint import Checkpoints, to_arrays
-from fedjax_ssl.folder.curves import plot_curves
 from fedjax_ssl.folder.files import Closing, decode_json, encode_json, storing, write_atomically
 from fedjax_ssl.folder.folder import (
     CODE_FOLDER,
@@ -328,21 +327,12 @@ class RunFolder(Closing):
         """Return all metric rows of the run so far."""
         return self._open_log().rows()
 
-    def write(self, name: str, content: str) -> None:
+    def write(self, name: str, content: str | bytes) -> None:
         """Write a file of the folder, whole or not at all."""
         path = self.path / name
         with self._storing(path, len(content)):
             path.parent.mkdir(parents=True, exist_ok=True)
             write_atomically(path, content)
-
-    def draw_data(self, draw: Callable[[Path], object]) -> None:
-        """Have partition.png drawn unless it is there."""
-        path = self.path / "partition.png"
-        if not path.exists():
-            unfinished = path.with_name(".partition.png")
-            with self._storing(path):
-                draw(unfinished)
-                unfinished.replace(path)
 
     def summary(self) -> dict[str, Any] | None:
         """Return the summary of a run that was completed before; None if there is none, or none
@@ -367,14 +357,6 @@ class RunFolder(Closing):
             return found
         self._mended(f"{file} is not of this run: it is written again")
         return None
-
-    def draw_curves(self, validation: int | None, *, title: str, stages: Sequence[int]) -> None:
-        """Draw curves.png, where something was trained; arguments as `plot_curves`."""
-        rows = self.rows()
-        path = self.path / "curves.png"
-        if rows:
-            with self._storing(path):
-                plot_curves(rows, path, title=title, stages=stages, validation=validation)
 
     def finish(self, summary: Mapping[str, Any]) -> None:
         """Write the summary."""

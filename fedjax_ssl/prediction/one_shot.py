@@ -153,6 +153,8 @@ def predict(
     Raises:
         ConfigError: a setting cannot be used.
     """
+    if not jobs_of(config):
+        return
     num_clients = federation.num_clients + federation.num_new_clients
     truth = federation.labels[federation.test_index]
     begin = time.perf_counter()

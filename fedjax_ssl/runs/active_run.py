@@ -6,9 +6,8 @@ How it opens is in `start_run.py`, how it ends in `finish_run.py`.
 import contextlib
 import math
 import time
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +17,11 @@ import numpy as np
 
 from fedjax_ssl import config as configs
 from fedjax_ssl.federated import BY_CLIENT, GLOBAL_BY_CLIENT, ServerState
-from fedjax_ssl.folder.files import StorageError, encode_json
+from fedjax_ssl.folder.files import encode_json
 from fedjax_ssl.folder.folder import CODE_FOLDER
 from fedjax_ssl.folder.progress import Progress
 from fedjax_ssl.folder.run_folder import RunFolder
 from fedjax_ssl.folder.writers import Writers
-from fedjax_ssl.own_code import said
 from fedjax_ssl.runs import model_file, own_sources
 from fedjax_ssl.runs.build import Built
 from fedjax_ssl.runs.callbacks import Block, Callback, Profile
@@ -69,7 +67,7 @@ class Run:
         of_clients_by_global: the same of the global model, where clients have their own beside it.
         waited: seconds for examples from the host.
         privacy: its account; None: it has no privacy.
-        pictures: whether its split and its curves are drawn.
+        pictures: whether pictures of it are drawn once it is over.
     """
 
     path: Path
@@ -128,8 +126,6 @@ class Run:
         names = {"summary": "summary.json"}
         if self.config.rounds:
             names["metrics"] = "metrics.csv"
-            if self.pictures:
-                names["curves"] = "curves.png"
         if configs.predictors(self.config):
             names |= {"predictions": "predictions.csv", "by client": "predictions_by_client.csv"}
         return {what: self.path / name for what, name in names.items()}
@@ -255,32 +251,6 @@ class Run:
             self.folder.write(model_file.SEEN, seen)
         for name, text in own_sources.copies(self.config).items():
             self.folder.write(f"{CODE_FOLDER}/{name}", text)
-
-    def draw_data(self) -> None:
-        """Draw the picture of the partition, unless it is there."""
-        if self.folder is not None and self.pictures:
-            with self._picture("partition.png"):
-                self.folder.draw_data(partial(self.shared.draw, self.built.experiment))
-
-    def draw_curves(self) -> None:
-        """Draw the curves of all rows."""
-        if self.folder is not None and self.pictures:
-            name = f"{self.config.method.name} on {self.config.data.name}"
-            examples = int(self.built.federation.num_valid)
-            with self._picture("curves.png"):
-                self.folder.draw_curves(
-                    examples, title=name, stages=self.built.method.recipe.starts[1:]
-                )
-
-    @contextlib.contextmanager
-    def _picture(self, name: str) -> Iterator[None]:
-        """Say that a picture cannot be drawn, which ends no run; a disk without room does."""
-        try:
-            yield
-        except StorageError:
-            raise
-        except Exception as error:
-            self._say_once(f"{name} cannot be drawn: {said(error)}")
 
     def _of_tested(self, by_client: np.ndarray | None) -> dict[str, float]:
         """Name the accuracies of the clients that have test examples; new clients are last."""

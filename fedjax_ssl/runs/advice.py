@@ -253,9 +253,8 @@ def check_labels(labels_by: str, name: str, method: Method, federation: Federate
     with naming("supervision"):
         notes = check_channels(federation) if {"coarse", "sets"} & set(kinds) else []
         notes += [] if method.recipe.check is None else method.recipe.check(federation)
-    if (
-        method.recipe.learns_unlabelled
-        and (federation.num_labelled == federation.num_examples).all()
+    if method.recipe.learns_unlabelled and np.array_equal(
+        federation.num_labelled, federation.num_examples
     ):
         notes.append(
             f"method {name!r} learns from unlabelled examples, but every client sees the labels "
@@ -343,7 +342,7 @@ def faster_in_bf16(
 
 def large_batches(federation: FederatedData, batch_size: int) -> list[str]:
     """Say in a line that no client fills a batch; nothing where one does."""
-    largest = int(np.max(federation.num_examples))
+    largest = int(np.asarray(federation.num_examples).max())
     if batch_size <= largest:
         return []
     return [
@@ -363,9 +362,9 @@ def idle_clients(
         names: names of its clients.
         batch_size: `config.optimizer.batch_size`, for the words.
     """
-    known = np.asarray(
-        federation.num_labelled + (0 if federation.weak is None else federation.weak.num_examples)
-    )
+    known = np.asarray(federation.num_labelled)
+    if federation.weak is not None:
+        known = known + np.asarray(federation.weak.num_examples)
     notes: list[str] = []
     stages = method.recipe.stages
     if not method.recipe.trainings or (known >= batch_size).all():

@@ -234,7 +234,7 @@ class Program:
         arguments = (
             state,
             self.inputs.numbers,
-            jnp.int32(client or 0),
+            np.int32(client or 0),
             inputs,
         )
         federation = _shapes(self.inputs)[2]

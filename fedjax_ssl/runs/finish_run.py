@@ -7,7 +7,7 @@ from typing import Any
 from fedjax_ssl import config as configs
 from fedjax_ssl import data
 from fedjax_ssl.prediction import one_shot
-from fedjax_ssl.runs import advice, divergence, fine_tuning, prediction_files
+from fedjax_ssl.runs import advice, divergence, fine_tuning, plots, prediction_files
 from fedjax_ssl.runs.active_run import Run
 from fedjax_ssl.runs.compile import on_one_device
 from fedjax_ssl.runs.processes import share_out
@@ -17,7 +17,6 @@ from fedjax_ssl.runs.summary import summarize
 
 def finish(run: Run) -> None:
     """Make the predictions that are asked for, score the model and write the summary."""
-    run.draw_data()
     config = run.config
     built = run.built
     last = run.state
@@ -63,13 +62,27 @@ def finish(run: Run) -> None:
     if (apart := advice.apart_in(built)) is not None:
         summary["sites_apart"] = apart
     if run.folder is not None:
-        run.draw_curves()
+        _draw(run, len(rows), files)
         run.folder.finish(summary)
     run.writers.finish(summary)
     # The others get the summary when the files are there: nobody is at the end before the
     # folder is whole.
     run.summary = run.team.values_from_first(summary)
     _tell_end(run, files)
+
+
+def _draw(run: Run, evaluations: int, files: dict[str, Path]) -> None:
+    """Draw pictures, or say why there are none."""
+    curves = run.path / "curves.png"
+    if run.pictures and evaluations >= plots.FEWEST:
+        plots.draw(run, missing=False)
+    elif run.pictures:
+        run.progress.note(
+            f"no pictures after fewer than {plots.FEWEST} evaluations: the same command again "
+            "draws partition.png and curves.png"
+        )
+    if curves.exists():
+        files["curves"] = curves
 
 
 def _chosen(run: Run) -> tuple[int, Any]:

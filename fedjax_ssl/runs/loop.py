@@ -83,7 +83,6 @@ class Point(NamedTuple):
     config: ml_collections.ConfigDict  # as a config file returns it
     workdir: str | Path
     callbacks: Sequence[Callback] = ()  # called after every block; they may stop the run
-    pictures: bool = True  # draw its split and its curves
 
 
 def run(
@@ -197,7 +196,7 @@ def run_batch(points: Sequence[Point], shared: Shared) -> list[dict[str, Any] | 
                     shared,
                     point.callbacks,
                     quiet=True,
-                    pictures=point.pictures,
+                    pictures=False,
                 )
                 active[place] = stack.enter_context(one)
             except Exception as error:

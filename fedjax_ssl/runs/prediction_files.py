@@ -1,6 +1,9 @@
 """Files of a run about its predictions: rows of `summary.json`, tables by example and by client."""
 
-from collections.abc import Sequence
+import csv
+import io
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -131,11 +134,25 @@ def clients_csv(
     return as_csv(columns)
 
 
-def as_csv(columns: Any, numbers: str = "%.4f") -> str:
-    """Write columns, or rows as dictionaries, as CSV, with numbers in this format."""
-    import pandas  # not at the top: few runs predict
+def as_csv(
+    table: Mapping[str, Sequence | np.ndarray] | Sequence[Mapping[str, Any]], numbers: str = "%.4f"
+) -> str:
+    """Write columns, or rows of the same ones, as CSV, with floats in this format and nothing for
+    None and NaN.
+    """
 
-    text: str = pandas.DataFrame(columns).to_csv(
-        index=False, float_format=numbers, lineterminator="\n"
-    )
-    return text
+    def cell(value: Any) -> Any:
+        if isinstance(value, float | np.floating):
+            return "" if math.isnan(value) else numbers % value
+        return value
+
+    text = io.StringIO()
+    lines = csv.writer(text, lineterminator="\n")
+    if isinstance(table, Mapping):
+        rows: Iterable[Iterable[Any]] = zip(*table.values(), strict=True)
+        lines.writerow(table)
+    else:
+        rows = (row.values() for row in table)
+        lines.writerow(table[0])
+    lines.writerows(map(cell, row) for row in rows)
+    return text.getvalue()

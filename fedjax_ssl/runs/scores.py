@@ -22,9 +22,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-import scipy.optimize
-import scipy.special
-import scipy.stats
 from jaxtyping import Bool, Float, Int
 
 from fedjax_ssl.data import HostInputs
@@ -288,7 +285,7 @@ def scores(log_probs: Float[np.ndarray, "n K"], labels: Int[np.ndarray, " n"]) -
     hits = confusion.diagonal()
     support = confusion.sum(axis=1)
     claimed = confusion.sum(axis=0)
-    ends = scipy.stats.binomtest(int(right.sum()), count).proportion_ci(LEVEL, method="wilson")
+    low, high = wilson(int(right.sum()), count)
     bins = np.clip(np.ceil(confidence * ECE_BINS).astype(int) - 1, 0, ECE_BINS - 1)
     filled, sure, good = (
         np.bincount(bins, w, minlength=ECE_BINS) for w in (None, confidence, right)
@@ -296,8 +293,8 @@ def scores(log_probs: Float[np.ndarray, "n K"], labels: Int[np.ndarray, " n"]) -
     found: dict[str, Any] = {
         "examples": count,
         "accuracy": _short(right.mean()),
-        "accuracy_low": _short(ends.low),
-        "accuracy_high": _short(ends.high),
+        "accuracy_low": _short(low),
+        "accuracy_high": _short(high),
         **{f"top_{k}_accuracy": _short((place < k).mean()) for k in TOP if k < classes},
         "loss": _short(-own.mean(dtype=float)),
         "brier": _short(
@@ -313,6 +310,17 @@ def scores(log_probs: Float[np.ndarray, "n K"], labels: Int[np.ndarray, " n"]) -
         found["confusion"] = confusion.tolist()
     shares = {"probability": _ratios(sure, filled), "right": _ratios(good, filled)}
     return {**found, "reliability": {"examples": filled.tolist(), **shares}}
+
+
+def wilson(right: int, count: int) -> tuple[float, float]:
+    """Return the ends of the interval of a share: Wilson's, at `LEVEL`."""
+    z = statistics.NormalDist().inv_cdf((1 + LEVEL) / 2)
+    share = right / count
+    middle = (share + z**2 / (2 * count)) / (1 + z**2 / count)
+    half = z / (1 + z**2 / count) * math.sqrt(share * (1 - share) / count + z**2 / (4 * count**2))
+    low = 0.0 if right == 0 else middle - half
+    high = 1.0 if right == count else middle + half
+    return low, high
 
 
 def _short(value: Any) -> float | None:
@@ -340,6 +348,8 @@ def fit_temperature(
             ).mean()
         )
 
+    import scipy.optimize  # takes long to import, and few runs fit a temperature
+
     limit = math.log(HOTTEST)
     found = scipy.optimize.minimize_scalar(
         loss, bounds=(-limit, limit), method="bounded", options={"xatol": 1e-6}
@@ -349,7 +359,9 @@ def fit_temperature(
 
 def scaled(log_probs: Float[np.ndarray, "n K"], temperature: float) -> Float[np.ndarray, "n K"]:
     """Divide the logits by a temperature."""
-    return np.asarray(scipy.special.log_softmax(log_probs.astype(float) / temperature, axis=1))
+    from scipy.special import log_softmax  # takes long to import
+
+    return np.asarray(log_softmax(log_probs.astype(float) / temperature, axis=1))
 
 
 def _in_columns(client: str, found: Mapping[str, Any], classes: Sequence[str]) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Hashable, Sequence
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -53,7 +52,6 @@ class Shared:
         self._dataset: tuple[str, Experiment] | None = None
         self._federations: dict[str, FederatedData] = {}
         self._drawing: tuple[str, data.Drawing | None] | None = None
-        self._pictures: dict[str, bytes] = {}
         self.compiled: dict[tuple[Hashable, ...], Any] = {}
 
     def experiment(self, config: ml_collections.ConfigDict) -> Experiment:
@@ -74,7 +72,6 @@ class Shared:
                 start_processor(config, self._dataset[1].dataset)
             self._federations = {}
             self._drawing = None
-            self._pictures = {}
         return self._dataset[1]._replace(config=config)
 
     def program(self, config: ml_collections.ConfigDict) -> Program:
@@ -131,20 +128,6 @@ class Shared:
             drawing = self._drawing[1]
             self._federations[name] = federate(experiment, key, next(whole, None), drawing)
         return self._federations[name]
-
-    def draw(self, experiment: Experiment, path: Path) -> None:
-        """Draw the picture of a partition into a file; each one is drawn once."""
-        name = self._name(experiment)
-        if name not in self._pictures:
-            federation = self.federation(experiment)
-            dataset = experiment.dataset
-            names = data.client_names(
-                dataset, federation, experiment.config.partition.name == "natural"
-            )
-            data.plot_partition(federation, path, dataset.class_names, names)
-            self._pictures[name] = path.read_bytes()
-        else:
-            path.write_bytes(self._pictures[name])
 
     def align(self, configs: Sequence[ml_collections.ConfigDict]) -> None:
         """Give the federations of runs tables of equal width, where that leaves the shapes of their

@@ -22,7 +22,7 @@ from fedjax_ssl.folder.citations import CITATIONS_FILE, TOOL, entries, used_in
 from fedjax_ssl.folder.progress import Progress
 from fedjax_ssl.folder.run_folder import RunFolder
 from fedjax_ssl.folder.writers import WriterSettings, check_writers, open_writers
-from fedjax_ssl.runs import advice, fine_tuning, own_sources
+from fedjax_ssl.runs import advice, fine_tuning, own_sources, plots
 from fedjax_ssl.runs.active_run import Run
 from fedjax_ssl.runs.build import privacy_of_run
 from fedjax_ssl.runs.callbacks import (
@@ -70,7 +70,7 @@ def start_run(
         shared: datasets and programs of this process.
         callbacks: the user's own.
         quiet: print nothing.
-        pictures: draw the split and the curves.
+        pictures: draw the partition and the curves in the end.
 
     Raises:
         UserError: a callback cannot be called.
@@ -275,14 +275,13 @@ def _files_that_are_there(run: Run) -> dict[str, Path]:
     """Files of a complete run; says which are gone, and draws pictures that are not there."""
     if run.folder is None:
         return {}
-    run.draw_data()
-    curves = run.path / "curves.png"
-    if run.config.rounds and not curves.exists():
-        run.draw_curves()
+    if run.pictures:
+        plots.draw(run, missing=True)
     gone = [path.name for path in run.files.values() if not path.exists()]
     if gone:
         run.progress.note(f"gone from {run.path}: {', '.join(gone)}")
-    return {what: path for what, path in run.files.items() if path.exists()}
+    files = run.files | {"curves": run.path / "curves.png"}
+    return {what: path for what, path in files.items() if path.exists()}
 
 
 def _callbacks(run: Run, history: History) -> list[Callback]:
@@ -304,5 +303,4 @@ def _callbacks(run: Run, history: History) -> list[Callback]:
         EarlyStopping(config, history),
         lambda block: run.team.feed(),
         Checkpoint(folder, run.team, config, run.seconds, say),
-        lambda block: run.draw_data(),  # not before the first numbers, which it would delay
     ]

@@ -72,16 +72,6 @@ class Plan:
             found.setdefault(run.program, []).append(run)
         return list(found.values())
 
-    @property
-    def pictured(self) -> set[str]:
-        """Names of the runs whose pictures are drawn: of those that differ in the seed alone, the
-        first; drawing all would take longer than training small networks.
-        """
-        found: dict[str, str] = {}
-        for run in self.runs:
-            found.setdefault(json.dumps(run.config | {"seed": None}, sort_keys=True), run.name)
-        return set(found.values())
-
 
 def plan(
     configs_and_points: Iterable[tuple[ml_collections.ConfigDict, Settings]], fields: Sequence[str]

@@ -230,16 +230,8 @@ def do_runs(tell: Tell, sweep: Path, names: Collection[str], at_once: int | None
     def start(batch: Sequence[Point]) -> None:
         tell(Started([Path(point.workdir).name for point in batch]))
 
-    pictured = plan.pictured
     for runs in programs:
-        points = [
-            Point(
-                plans.config_of(run),
-                results.folder_of(sweep, run.name),
-                pictures=run.name in pictured,
-            )
-            for run in runs
-        ]
+        points = [Point(plans.config_of(run), results.folder_of(sweep, run.name)) for run in runs]
         shared = Shared(own_process=len(programs) == 1)
         with contextlib.suppress(Exception):  # a run that cannot be says so itself
             # Runs of the program that others do are given the same shapes.

@@ -10,8 +10,6 @@ import logging
 import math
 from typing import Any, NamedTuple
 
-from scipy.optimize import brentq
-
 from fedjax_ssl.errors import ConfigError, counted, how_to_install
 from fedjax_ssl.runs import Earlier
 
@@ -153,6 +151,8 @@ def solved(account: Account, epsilon: float, rounds: int) -> float:
     Raises:
         ValueError: no noise reaches it.
     """
+
+    from scipy.optimize import brentq  # takes long to import, and few runs need it
 
     def above(log_noise: float) -> float:
         tried = account._replace(noise=math.exp(log_noise))

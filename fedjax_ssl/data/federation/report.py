@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 from jaxtyping import Int
@@ -47,7 +47,8 @@ def counts_by_kind(data: FederatedData) -> dict[str, Int[np.ndarray, "C K1"]]:
         sets = np.asarray(data.weak.from_sets)[:, None]
         kinds = {"coarse": weak & ~sets, "in sets": weak & sets}
         chosen |= {what: mask for what, mask in kinds.items() if mask.any()}
-    chosen["labelled"] = there & (np.asarray(data.observed_by_clients) >= 0)
+    labelled = np.arange(index.shape[1]) < np.asarray(data.num_labelled)[:, None]
+    chosen["labelled"] = there & labelled & (np.asarray(data.observed)[index] >= 0)
     return {
         what: np.bincount(cells[mask], minlength=data.num_clients * width).reshape(-1, width)
         for what, mask in chosen.items()
@@ -196,7 +197,7 @@ def lacking(
 
 def plot_partition(
     data: FederatedData,
-    path: str | os.PathLike[str],
+    path: str | os.PathLike[str] | BinaryIO,
     class_names: Sequence[str] | None = None,
     client_names: Sequence[str] | None = None,
 ) -> None:
@@ -208,7 +209,8 @@ def plot_partition(
 
     Args:
         data: one federation, not traced.
-        path: where to save; the ending decides the format (.png, .pdf, .svg).
+        path: where to save; the ending decides the format (.png, .pdf, .svg). A file that is open
+            gets a PNG.
         class_names: K names for the axis; None: class numbers.
         client_names: names for the other axis, where there is room for them; None: client numbers.
     """
