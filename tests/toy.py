@@ -102,6 +102,20 @@ def train(
     return run(jax.jit(method.round), key, jax.jit(method.init)(key, data), data, rounds)
 
 
+def every_state(
+    method: Method, key: jax.Array, data: FederatedData, rounds: int, start: Any = None
+) -> tuple[list[ServerState], list[dict[str, float]]]:
+    """As `train`: the first state, or the one that is given, and those after each round."""
+    one_round = jax.jit(method.round)
+    states = [jax.jit(method.init)(key, data) if start is None else start]
+    infos = []
+    for _ in range(rounds):
+        state, (info,) = run(one_round, key, states[-1], data, 1)
+        states.append(state)
+        infos.append(info)
+    return states, infos
+
+
 def linear_model(aux_head: bool = False, scale: float = 0.5) -> models.Model:
     """Softmax regression with readable parameters: {"w": [d, K], "b": [K]} and, for a second
     head, {"w2", "b2"}.

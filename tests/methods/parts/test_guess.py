@@ -74,49 +74,6 @@ def test_labels_masks_and_loss(
     assert float(value) == pytest.approx(expected, abs=4e-9)
 
 
-def softmax(scores: np.ndarray) -> np.ndarray:
-    powers = np.exp(scores - scores.max(1, keepdims=True))
-    return powers / powers.sum(1, keepdims=True)
-
-
-def test_two_steps_with_the_labels_of_the_received_model() -> None:
-    """By hand: the labels stay those of the first step. With local ones the second step differs."""
-    with jax.enable_x64(True):
-        data = toy.federation(sizes=(8,), labelled=(4,))
-        run = toy.setup(data, model=toy.linear_model(), learning_rate=2.0, local_epochs=2)
-        run = run._replace(
-            batch_size=4, augment=toy.same, strong_augment=lambda key, x: 0.5 * x, max_labelled=4
-        )
-
-        def trained(labels_from: str) -> Any:
-            method = methods.build(
-                "fixmatch", run, threshold=0.6, unlabelled_ratio=1, labels_from=labels_from
-            )
-            start = method.init(KEY, data)
-            return start, jax.jit(method.round)(KEY, start, data)[0].params["model"]
-
-        start, found = jax.device_get(trained("global"))
-        _, local = jax.device_get(trained("local"))
-    w = np.array(start.params["model"]["w"])
-    b = np.array(start.params["model"]["b"])
-    inputs = np.asarray(data.inputs)
-    known = inputs[:4]
-    weak = inputs[4:8]
-    received = softmax(weak @ w + b)
-    counted = (received.max(1) >= 0.6)[:, None]
-    targets = np.eye(toy.NUM_CLASSES)[received.argmax(1)]
-    for _ in range(2):
-        slope = (softmax(known @ w + b) - np.eye(toy.NUM_CLASSES)[data.labels[:4]]) / 4
-        other = counted * (softmax(0.5 * weak @ w + b) - targets) / 4
-        w, b = (
-            w - 2.0 * (known.T @ slope + 0.5 * weak.T @ other),
-            b - 2.0 * (slope.sum(0) + other.sum(0)),
-        )
-    np.testing.assert_allclose(found["w"], w, rtol=1e-9)
-    np.testing.assert_allclose(found["b"], b, rtol=1e-9)
-    assert np.abs(local["w"] - w).max() > 1e-3
-
-
 @pytest.mark.parametrize("name", METHODS)
 def test_every_method_has_labels_of_the_received_model_and_thresholds(name: str) -> None:
     data = toy.federation()
@@ -124,42 +81,6 @@ def test_every_method_has_labels_of_the_received_model_and_thresholds(name: str)
     rule = {} if name == "mean_teacher" else {"threshold_rule": "freematch"}
     method = methods.build(name, run, labels_from="either", **rule)
     jax.eval_shape(method.round, KEY, jax.eval_shape(method.init, KEY, data), data)
-
-
-def test_who_receives_nothing_has_local_labels() -> None:
-    alone = toy.setup(toy.federation(), federated_optimizer=federated.local())
-    with pytest.raises(ValueError, match=r"labels_from is 'either', but clients that train alone"):
-        methods.build("fixmatch", alone, labels_from="either")
-    with pytest.raises(ValueError, match=r"labels_from is 'globl'.* Did you mean 'global'"):
-        methods.build("fixmatch", alone, labels_from="globl")
-
-
-def trained(data: Any, rounds: int, **settings: Any) -> Any:
-    """The state of FixMatch after some rounds, and the metrics of the last one."""
-    run = toy.setup(data, model=toy.linear_model(), local_epochs=2, strong_augment=toy.jitter)
-    method = methods.build("fixmatch", run, unlabelled_ratio=1, **settings)
-    state = jax.jit(method.init)(KEY, data)
-    one_round = jax.jit(method.round)
-    for _ in range(rounds):
-        state, info = one_round(KEY, state, data)
-    assert one_round._cache_size() == 1, "a round leaves the types that it began with"
-    return state, info
-
-
-def model_bytes(data: Any) -> tuple[int, int]:
-    """What a round moves without thresholds: down, up; a client."""
-    _, info = trained(data, 1)
-    return int(info["bytes_down"]), int(info["bytes_up"])
-
-
-def test_freematchs_averages_are_sent_and_counted() -> None:
-    """With K = 3: 2 K + 1 averages both ways."""
-    data = toy.federation()
-    plain = model_bytes(data)
-    _, info = trained(data, 1, threshold_rule="freematch", threshold=0.4)
-    clients = int(info["clients"])
-    assert int(info["bytes_down"]) - plain[0] == 4 * clients * 7
-    assert int(info["bytes_up"]) - plain[1] == 4 * clients * 7
 
 
 @pytest.mark.thorough
@@ -174,9 +95,29 @@ def test_freematch_keeps_the_promises() -> None:
     )
 
 
-def test_settings_that_cannot_be() -> None:
-    run = toy.setup(toy.federation())
-    with pytest.raises(ValueError, match=r"threshold_rule is 'freemtch'.* 'freematch'"):
-        methods.build("fixmatch", run, threshold_rule="freemtch")
-    with pytest.raises(ValueError, match=r"'mean_teacher' has no option 'threshold_rule'"):
-        methods.build("mean_teacher", run, threshold_rule="freematch")
+def test_freematchs_averages_are_sent_and_counted() -> None:
+    """With K = 3: 2 K + 1 averages both ways."""
+    data = toy.federation()
+    run = toy.setup(data, model=toy.linear_model())
+    one, other = (
+        toy.train(methods.build("fixmatch", run, threshold=0.4, threshold_rule=rule), KEY, data, 1)
+        for rule in ("fixed", "freematch")
+    )
+    ((_, (plain,)), (_, (info,))) = one, other
+    for way in ("bytes_down", "bytes_up"):
+        assert info[way] - plain[way] == 4 * info["clients"] * 7
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "message"),
+    [
+        ("fixmatch", {"labels_from": "either"}, "labels_from is 'either', but clients that train"),
+        ("fixmatch", {"labels_from": "globl"}, r"labels_from is 'globl'.* Did you mean 'global'"),
+        ("fixmatch", {"threshold_rule": "freemtch"}, "threshold_rule is 'freemtch'.* 'freematch'"),
+        ("mean_teacher", {"threshold_rule": "freematch"}, "has no option 'threshold_rule'"),
+    ],
+)
+def test_refusals(name: str, settings: dict, message: str) -> None:
+    alone = toy.setup(toy.federation(), federated_optimizer=federated.local())
+    with pytest.raises(ValueError, match=message):
+        methods.build(name, alone, **settings)

@@ -378,14 +378,8 @@ def rounds_of(
     )
     with without_chance():
         method = methods.build(name, setup, **settings)
-        states = [start(jax.jit(method.init)(KEY, data))]
-        one_round = jax.jit(method.round)
-        infos = []
-        for _ in range(number):
-            state, info = one_round(KEY, states[-1], data)
-            states.append(state)
-            infos.append(toy.numbers(info))
-    return Rounds(method, states, infos)
+        first = start(jax.jit(method.init)(KEY, data))
+        return Rounds(method, *toy.every_state(method, KEY, data, number, first))
 
 
 def in_round(number: int) -> Callable[[ServerState], ServerState]:

@@ -42,29 +42,57 @@ def hard_labels(params, seen: np.ndarray, threshold: float) -> tuple[np.ndarray,
     return q.argmax(axis=1), q.max(axis=1) >= threshold
 
 
-def test_fixmatch(data) -> None:
-    """Predictions come from a moving average of the global networks."""
-    run = harness.rounds_of("fixmatch", data, 2, threshold=0.55, ema_decay=0.3, **WEIGHTS)
+@pytest.mark.parametrize("labels_from", ["local", "global"])
+def test_fixmatch(data, labels_from: str) -> None:
+    """Two steps by the labels of the network itself, or of the one that was received. Predictions
+    come from a moving average of the global networks.
+    """
+    run = harness.rounds_of(
+        "fixmatch",
+        data,
+        2,
+        run={"local_epochs": 2},
+        threshold=0.55,
+        ema_decay=0.3,
+        labels_from=labels_from,
+        **WEIGHTS,
+    )
     networks = [FIRST]
     for number in range(2):
+        ends = []
         losses = []
         counted = []
         for client in harness.clients_of(data):
-            labels, sure = hard_labels(networks[-1], client.others.view, 0.55)
-            counted += sure.tolist()
+            own = networks[-1]
+            for step in range(2):
+                teacher = own if labels_from == "local" else networks[-1]
+                labels, sure = hard_labels(teacher, client.others.view, 0.55)
+                counted += sure.tolist() * step
 
-            def unsupervised(p, x=client.others, labels=labels, sure=sure) -> float:
-                rows = cross_entropy(forward(p, x.strong).logits, labels, 1.0)
-                return float(np.mean(sure * rows))
+                def unsupervised(p, x=client.others, labels=labels, sure=sure) -> float:
+                    rows = cross_entropy(forward(p, x.strong).logits, labels, 1.0)
+                    return float(np.mean(sure * rows))
 
-            losses.append(both(client, unsupervised))
+                loss = both(client, unsupervised)
+                losses.append(loss(own))
+                own = harness.descended(loss, own)
+            ends.append(own)
         assert 0 < np.mean(counted) < 1
-        assert run.infos[number]["pseudo_label_coverage"] == np.mean(counted)
-        after = harness.federated_step(losses, networks[-1], run.infos[number]["loss"])
-        networks.append(after)
-    harness.assert_same(run.params(), networks[-1], atol=2e-8)
+        assert run.infos[number]["pseudo_label_coverage"] == pytest.approx(np.mean(counted))
+        assert run.infos[number]["loss"] == pytest.approx(np.mean(losses), rel=1e-7)
+        networks.append(harness.mean_of(ends, harness.SIZES))
+    harness.assert_same(run.params(), networks[-1], atol=5e-8)
     average = run.states[-1].terms["moving_average"].params
-    harness.assert_same(average, harness.mean_of(networks[1:], [0.3, 0.7]), atol=2e-8)
+    harness.assert_same(average, harness.mean_of(networks[1:], [0.3, 0.7]), atol=5e-8)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("name", ["fixmatch", "mean_teacher", "pi_model", "vat", "pseudo_label"])
+def test_without_weight_on_unlabelled_examples_only_labels_are_learned(data, name: str) -> None:
+    """UDA would still anneal, and MixMatch mix labelled examples with the others."""
+    run = harness.rounds_of(name, data, unlabelled_weight=0.0)
+    losses = [harness.supervised(client) for client in harness.clients_of(data)]
+    harness.assert_same(run.params(), harness.federated_step(losses, FIRST, run.infos[0]["loss"]))
 
 
 def test_uda(data) -> None:

@@ -4,6 +4,7 @@ the clients of the round before (arXiv 2205.13921, algorithm 1, in the form of i
 
 import jax
 import numpy as np
+import pytest
 
 from tests import toy
 from tests.methods.whole_step import harness
@@ -40,15 +41,15 @@ def mean_of_sets(z: np.ndarray, sets: list[Prototypes]) -> np.ndarray:
     return np.mean([probabilities(z, own) for own in sets], axis=0)
 
 
-def episode(client: harness.Examples) -> tuple[harness.Examples, harness.Examples]:
-    """One support and up to two queries of every class; a single example is support."""
+def episode(client: harness.Examples) -> tuple[list[int], list[int]]:
+    """Places of one support and up to two queries of every class; a single example is support."""
     support: list[int] = []
     query: list[int] = []
     for k in range(CLASSES):
         places = np.flatnonzero(client.observed == k)[::-1].tolist()
         support += places[:1]
         query += places[1:3]
-    return client.at(support), client.at(query)
+    return support, query
 
 
 def sharpened(z: np.ndarray, helpers: list[Prototypes]) -> np.ndarray:
@@ -56,15 +57,21 @@ def sharpened(z: np.ndarray, helpers: list[Prototypes]) -> np.ndarray:
     return powers / powers.sum(axis=1, keepdims=True)
 
 
-def loss_of(client: harness.Examples, helpers: list[Prototypes], received) -> harness.Loss:
-    """L_s + lambda L_u; the gradient flows through pseudo-labels unless a class is absent."""
-    support, query = episode(client)
+def loss_of(
+    client: harness.Examples, helpers: list[Prototypes], means: Prototypes, received
+) -> harness.Loss:
+    """L_s + lambda L_u; the gradient flows through pseudo-labels unless a class is absent. With
+    `means`, those of the helpers, all labelled examples of the episode are compared with them.
+    """
+    first, second = episode(client)
+    support = client.at(first)
+    query = client.at(first + second if means else second)
     others = client.others
     others = others.at(harness.cycled(len(others.observed), 4))
-    absent = len(support.observed) < CLASSES
+    absent = len(support.observed) < CLASSES and not means
 
     def loss(p) -> float:
-        local = class_means(forward(p, support.view).features, support.observed)
+        local = means or class_means(forward(p, support.view).features, support.observed)
         value = 0.0
         if len(query.observed):
             q = probabilities(forward(p, query.view).features, local)
@@ -80,22 +87,34 @@ def loss_of(client: harness.Examples, helpers: list[Prototypes], received) -> ha
     return loss
 
 
-def test_protofssl() -> None:
+@pytest.mark.parametrize(
+    "source", ["local_support", pytest.param("global", marks=pytest.mark.thorough)]
+)
+def test_protofssl(source: str) -> None:
+    """Episodes, both losses, what is uploaded, who helps with it in the next round, and what
+    predicts: the sets of two rounds.
+    """
     data = toy.federation(sizes=SIZES, labelled=LABELLED, num_test=3, noise=1.0)
     settings = {
         "num_unlabelled": 4,
         "unlabelled_weight": WEIGHT,
         "temperature": TEMPERATURE,
         "unlabel_round": 1,
+        "proto_source": source,
     }
     run = harness.rounds_of("protofssl", data, 3, **settings)
     params = harness.first_weights()
     shared: list[list[Prototypes]] = []
     for number in range(3):
         helpers = filled(shared[-1]) if number > 1 else []
-        losses = [loss_of(client, helpers, params) for client in harness.clients_of(data)]
+        means: Prototypes = {}
+        if source == "global" and shared:
+            sent = filled(shared[-1])
+            means = {k: np.mean([own[k] for own in sent], axis=0) for k in range(CLASSES)}
+        clients = harness.clients_of(data)
+        losses = [loss_of(client, helpers, means, params) for client in clients]
         sets = []
-        for client, loss in zip(harness.clients_of(data), losses, strict=True):
+        for client, loss in zip(clients, losses, strict=True):
             known = client.labelled
             trained = harness.descended(loss, params)
             sets.append(class_means(forward(trained, known.plain).features, known.observed))
