@@ -2,6 +2,7 @@
 """The toy federation of `fedjax_ssl.testing`, and small models and samplers on it."""
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -9,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_ssl import federated, models
-from fedjax_ssl.data import FederatedData
+from fedjax_ssl.data import FederatedData, WeakLabels
 from fedjax_ssl.federated import Method, Sampler, Schedule, ServerState
 from fedjax_ssl.testing.toy import (
     COARSE,
@@ -88,6 +89,102 @@ def in_order(stream: str, batch_size: int, num_steps: int) -> Sampler:
         return Schedule({stream: positions}, {stream: jnp.ones(slots.shape, bool)}, steps)
 
     return Sampler(schedule)
+
+
+def dealt(
+    inputs: np.ndarray,
+    labels: np.ndarray,
+    clients: Sequence[Any],
+    labelled: Sequence[int],
+    *,
+    server: Any = (),
+    valid: Any = (),
+    test: Any = (0,),
+    num_classes: int,
+    weak: Any = None,
+) -> FederatedData:
+    """A federation dealt in this way.
+
+    Args:
+        inputs: all examples.
+        labels: their classes.
+        clients: rows of each client, those with a label first.
+        labelled: how many these are.
+        server: labelled rows of the server.
+        valid: rows for validation.
+        test: rows to test on.
+        num_classes: K.
+        weak: what clients know of the others.
+    """
+    sizes = [len(rows) for rows in clients]
+    index = np.zeros((len(clients), max(sizes)), np.int32)
+    observed = np.full(len(labels), -1, np.int32)
+    for client, (rows, seen) in enumerate(zip(clients, labelled, strict=True)):
+        index[client, : len(rows)] = rows
+        observed[rows[:seen]] = labels[rows[:seen]]
+    observed[list(server)] = labels[list(server)]
+    unlabelled = [size - seen for size, seen in zip(sizes, labelled, strict=True)]
+
+    def rows(given):
+        return jnp.asarray(np.asarray(given, np.int32).reshape(-1))
+
+    def number(value):
+        return jnp.asarray(value, jnp.int32)
+
+    return FederatedData(
+        inputs=jnp.asarray(inputs),
+        labels=rows(labels),
+        observed=rows(observed),
+        index=jnp.asarray(index),
+        num_labelled=number(labelled),
+        num_examples=number(sizes),
+        test_index=rows(test),
+        num_test=number(len(test)),
+        test_client=rows([-1] * len(test)),
+        valid_index=rows(valid),
+        num_valid=number(len(valid)),
+        server_index=rows(server),
+        num_server=number(len(server)),
+        num_classes=num_classes,
+        max_labelled=max(labelled),
+        max_unlabelled=max(unlabelled),
+        min_labelled=min([seen for seen in labelled if seen], default=1),
+        weak=weak,
+    )
+
+
+def weak_labels(
+    labels: Any,
+    matrix: Any,
+    *,
+    num_observations: Sequence[int] | None = None,
+    from_sets: bool = False,
+    share: Any = None,
+    prior: Any = None,
+) -> WeakLabels:
+    """Weak labels of clients, a row of everything each.
+
+    Args:
+        labels: of their examples, -1 where there is none.
+        matrix: correspondence, or class shares of the sets.
+        num_observations: coarse labels or sets; all rows of the matrix by default.
+        from_sets: whether they are sets.
+        share: of each set.
+        prior: class shares of the test; by default all the same.
+    """
+    labels = np.asarray(labels)
+    matrix = np.asarray(matrix)
+    clients, rows, classes = matrix.shape
+    dtype = jnp.result_type(float)
+    return WeakLabels(
+        labels=jnp.asarray(labels, jnp.int32),
+        num_examples=jnp.asarray((labels >= 0).sum(axis=1), jnp.int32),
+        num_observations=jnp.asarray(num_observations or [rows] * clients, jnp.int32),
+        from_sets=jnp.full(clients, from_sets),
+        matrix=jnp.asarray(matrix, dtype),
+        share=jnp.asarray(np.ones((clients, rows)) if share is None else share, dtype),
+        prior=jnp.asarray(np.full(classes, 1 / classes) if prior is None else prior, dtype),
+    )
 
 
 def only(data: FederatedData, client: int) -> FederatedData:

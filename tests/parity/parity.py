@@ -72,66 +72,6 @@ def without_chance(monkeypatch: pytest.MonkeyPatch, share: float = 0.5) -> None:
     )
 
 
-def federation(
-    inputs: np.ndarray,
-    labels: np.ndarray,
-    clients: list[np.ndarray],
-    labelled: list[int],
-    *,
-    server: np.ndarray | tuple[()] = (),
-    valid: np.ndarray | tuple[()] = (),
-    num_classes: int,
-    weak: Any = None,
-) -> FederatedData:
-    """Data dealt in this way.
-
-    Args:
-        inputs: all examples.
-        labels: their classes.
-        clients: rows of each client, those with a label first.
-        labelled: how many these are.
-        server: labelled rows of the server.
-        valid: rows for validation.
-        num_classes: K.
-        weak: what clients know of the others.
-    """
-    sizes = [len(rows) for rows in clients]
-    index = np.zeros((len(clients), max(sizes)), np.int32)
-    observed = np.full(len(labels), -1, np.int32)
-    for client, (rows, seen) in enumerate(zip(clients, labelled, strict=True)):
-        index[client, : len(rows)] = rows
-        observed[rows[:seen]] = labels[rows[:seen]]
-    observed[list(server)] = labels[list(server)]
-    unlabelled = [size - seen for size, seen in zip(sizes, labelled, strict=True)]
-
-    def rows(given):
-        return jnp.asarray(np.asarray(given, np.int32).reshape(-1))
-
-    def number(value):
-        return jnp.asarray(value, jnp.int32)
-
-    return FederatedData(
-        inputs=jnp.asarray(inputs),
-        labels=rows(labels),
-        observed=rows(observed),
-        index=jnp.asarray(index),
-        num_labelled=number(labelled),
-        num_examples=number(sizes),
-        test_index=rows([0]),
-        num_test=number(0),
-        test_client=rows([-1]),
-        valid_index=rows(valid),
-        num_valid=number(len(valid)),
-        server_index=rows(server),
-        num_server=number(len(server)),
-        num_classes=num_classes,
-        max_labelled=max(labelled),
-        max_unlabelled=max(unlabelled),
-        min_labelled=min([seen for seen in labelled if seen], default=1),
-        weak=weak,
-    )
-
-
 def difference(ours: Any, theirs: Any) -> float:
     """The largest difference of two trees with the same names."""
     assert jax.tree.structure(ours) == jax.tree.structure(theirs), (
@@ -157,7 +97,7 @@ def labels_at_server(said: Mapping[str, np.ndarray]) -> tuple[FederatedData, Set
     server = int(said["server"])
     sizes = said["sizes"]
     rows = np.split(server + np.arange(sizes.sum()), np.cumsum(sizes)[:-1])
-    data = federation(
+    data = toy.dealt(
         said["inputs"],
         said["labels"],
         rows,

@@ -8,7 +8,7 @@ import pytest
 
 from fedjax_ssl import methods, models
 from tests import toy
-from tests.parity.parity import KEY, difference, federation, fixture, starting_from, under
+from tests.parity.parity import KEY, difference, fixture, starting_from, under
 
 CLIENTS = 4
 LABELLED = 6
@@ -44,7 +44,7 @@ def test_weights_costs_and_rates_are_those_of_the_code(monkeypatch, scenario):
         np.concatenate([[], *([] if at_server else [cut[i]]), cut[CLIENTS + i]]).astype(int)
         for i in range(CLIENTS)
     ]
-    data = federation(
+    data = toy.dealt(
         said["images"].repeat(8, 1).repeat(8, 2),
         said["labels"],
         rows,

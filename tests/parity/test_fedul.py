@@ -10,7 +10,7 @@ import pytest
 from fedjax_ssl import federated, methods
 from fedjax_ssl.data import WeakLabels
 from tests import toy
-from tests.parity.parity import KEY, federation, fixture, gaps_of, perceptron, under, without_chance
+from tests.parity.parity import KEY, fixture, gaps_of, perceptron, under, without_chance
 
 
 def trained(said, monkeypatch, name, rounds, decay=0.0, said_name="", first="first", **settings):
@@ -43,7 +43,7 @@ def trained(said, monkeypatch, name, rounds, decay=0.0, said_name="", first="fir
         prior=jnp.full(3, 1 / 3),
     )
     rows = np.split(np.arange(sizes.sum()), np.cumsum(sizes)[:-1])
-    data = federation(said["inputs"], said["labels"], rows, [0, 0], num_classes=3, weak=weak)
+    data = toy.dealt(said["inputs"], said["labels"], rows, [0, 0], num_classes=3, weak=weak)
     run = toy.setup(
         data,
         model=perceptron(data, under(said, first)),

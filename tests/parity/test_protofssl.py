@@ -11,7 +11,6 @@ from tests import toy
 from tests.parity.parity import (
     KEY,
     difference,
-    federation,
     fixture,
     starting_from,
     under,
@@ -29,7 +28,7 @@ def test_weights_and_predictions_are_those_of_the_code(monkeypatch, exact):
     without_chance(monkeypatch)
     said = fixture("protofssl")
     rows = np.split(np.arange(len(said["labels"])), CLIENTS)
-    data = federation(said["inputs"], said["labels"], rows, [LABELLED] * CLIENTS, num_classes=3)
+    data = toy.dealt(said["inputs"], said["labels"], rows, [LABELLED] * CLIENTS, num_classes=3)
     model = models.build("mlp", num_classes=3, input_shape=(6,), hidden=(5,))
     head = model.init(KEY)[0]["head"]  # which the method does not use
 

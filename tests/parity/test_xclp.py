@@ -14,7 +14,6 @@ from tests import toy
 from tests.parity.parity import (
     KEY,
     difference,
-    federation,
     fixture,
     gaps_of,
     perceptron,
@@ -72,7 +71,7 @@ def test_rounds_are_those_of_the_code(monkeypatch, exact, name):
     monkeypatch.setattr(sys.modules[graph.xclp.__module__], "lsh_codes", codes)
     sizes = said["sizes"][: 3 if name == "xclp" else 2]
     rows = np.split(np.arange(sizes[:, 0].sum()), np.cumsum(sizes[:, 0])[:-1])
-    data = federation(said["inputs"], said["labels"], rows, sizes[:, 1].tolist(), num_classes=3)
+    data = toy.dealt(said["inputs"], said["labels"], rows, sizes[:, 1].tolist(), num_classes=3)
     run = toy.setup(
         data,
         model=perceptron(data, under(said, "first")),

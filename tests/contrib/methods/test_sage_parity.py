@@ -10,7 +10,6 @@ from tests import toy
 from tests.parity.parity import (
     KEY,
     difference,
-    federation,
     fixture,
     gaps_of,
     starting_from,
@@ -30,7 +29,7 @@ def test_weights_statistics_and_predictions_are_those_of_the_code(
     said = fixture(name)
     labelled, sizes = said["clients"].T
     rows = np.split(np.arange(sizes.sum()), np.cumsum(sizes)[:-1])
-    data = federation(said["inputs"], said["labels"], rows, list(labelled), num_classes=3)
+    data = toy.dealt(said["inputs"], said["labels"], rows, list(labelled), num_classes=3)
     network = models.build(
         "mlp", num_classes=3, input_shape=data.inputs.shape[1:], hidden=(5,), norm="bn"
     )

@@ -163,6 +163,8 @@ def test_fedmt(coarse, known: bool) -> None:
     )
     begin = FIRST if known else at_server(FIRST, coarse)
     harness.assert_same(run.params(0 if known else 1), begin)
+    if not known:
+        assert run.infos[0]["clients"] == run.infos[0]["bytes_down"] == 0
     losses = []
     matrices = []
     unknown = []
