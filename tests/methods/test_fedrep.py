@@ -1,8 +1,5 @@
-"""FedRep: which part is trained when and by whom, what is averaged, what stays where it is, what
-is sent.
-"""
+"""FedRep: what is sent, own heads, its sampler, refusals."""
 
-import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -29,67 +26,6 @@ def data():
     return toy.weak_federation("coarse", labelled=(0,) * len(toy.SIZES))
 
 
-@pytest.fixture(scope="module")
-def trained(data):
-    """States before and after a round with four of six clients, and its metrics."""
-    method = methods.build("fedrep", run_of(data, cohort_size=4), head_epochs=2)
-    start = jax.jit(method.init)(KEY, data)
-    after, infos = toy.run(jax.jit(method.round), KEY, start, data, 1)
-    return start, after, infos[0]
-
-
-def moved(one, other) -> np.ndarray:
-    """Which rows of a table of clients differ."""
-    pairs = zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True)
-    return np.any(
-        [np.any(np.asarray(a != b).reshape(len(a), -1), axis=1) for a, b in pairs], axis=0
-    )
-
-
-@pytest.mark.thorough
-def test_heads_stay_with_who_trains_them(trained) -> None:
-    start, after, info = trained
-    assert moved(start.clients.params, after.clients.params).sum() == info["clients"] == 4
-    chex.assert_trees_all_equal(start.params["aux_head"], after.params["aux_head"])
-    for group in ("head", "body"):
-        pairs = zip(
-            jax.tree.leaves(start.params[group]), jax.tree.leaves(after.params[group]), strict=True
-        )
-        assert all(np.any(a != b) for a, b in pairs), group
-
-
-@pytest.mark.thorough
-def test_the_body_is_all_that_is_sent(trained) -> None:
-    start, _, info = trained
-    assert info["bytes_up"] == info["bytes_down"] == 4 * 4 * count_parameters(start.params["body"])
-
-
-@pytest.mark.thorough
-def test_the_average_has_the_server_as_one_more_client(data) -> None:
-    """Everybody alone from the same start: the next body is the mean of the five bodies."""
-    settings = {"head_epochs": 1, "body_epochs": 1, "server_batch_size": 3}
-    everybody = (0, 1, 2, 5)
-    together = toy.without(data, 3, 4)
-    method = methods.build("fedrep", run_of(data), **settings)
-    one_round = jax.jit(method.round)
-    start = jax.jit(method.init)(KEY, data)
-
-    def body(federation):
-        state, _ = one_round(KEY, start, federation)
-        return np.concatenate(
-            [np.ravel(x) for x in jax.tree.leaves(state.params["body"])]
-        ), state.params["head"]
-
-    no_server = toy.changed(together, num_server=0)
-    mean, head = body(together)
-    clients, _ = body(no_server)
-    alone, own_head = body(toy.without(data, *range(6)))
-    np.testing.assert_allclose(mean, (len(everybody) * clients + alone) / 5, rtol=1e-4, atol=1e-6)
-    chex.assert_trees_all_close(head, own_head, rtol=1e-5)
-    _, untouched = body(no_server)
-    chex.assert_trees_all_equal(untouched, start.params["head"])
-
-
 @pytest.mark.thorough
 def test_one_sampler_after_the_other() -> None:
     """Two epochs of "head" and one of "body": six labelled examples in batches of four."""
@@ -112,16 +48,15 @@ def test_one_sampler_after_the_other() -> None:
 
 
 @pytest.mark.thorough
-def test_a_shared_head_is_averaged_among_the_clients(data) -> None:
-    method = methods.build("fedrep", run_of(data), head_epochs=1, shared_head=True)
-    start = jax.jit(method.init)(KEY, data)
-    after, infos = toy.run(jax.jit(method.round), KEY, start, data, 1)
-    sent = count_parameters([start.params["body"], start.params["aux_head"]])
-    assert infos[0]["bytes_up"] == 6 * 4 * sent and after.clients.params == {}
-    assert np.any(
-        after.params["aux_head"]["aux_head"]["kernel"]
-        != start.params["aux_head"]["aux_head"]["kernel"]
-    )
+@pytest.mark.parametrize("shared", [False, True])
+def test_the_body_is_sent_and_a_head_that_is_shared(data, shared: bool) -> None:
+    method = methods.build("fedrep", run_of(data), head_epochs=1, shared_head=shared)
+    (start, after), (info,) = toy.every_state(method, KEY, data, 1)
+    sent = [start.params["body"], *[start.params["aux_head"]] * shared]
+    assert info["bytes_up"] == info["bytes_down"] == 6 * 4 * count_parameters(sent)
+    assert (after.clients.params == {}) == shared
+    heads = [state.params["aux_head"]["aux_head"]["kernel"] for state in (start, after)]
+    assert np.array_equal(*heads) != shared
 
 
 @pytest.mark.thorough
@@ -142,16 +77,12 @@ def test_with_class_labels_every_client_predicts_with_its_own_head() -> None:
 
 
 @pytest.mark.parametrize(
-    ("settings", "message"),
+    ("settings", "changes", "message"),
     [
-        ({"labels": "class", "shared_head": True}, "nothing would be private"),
+        ({"labels": "class", "shared_head": True}, {}, "nothing would be private"),
+        ({}, {"model_options": {}}, "fedrep needs a network with a second head"),
     ],
 )
-def test_refusals(data, settings, message) -> None:
+def test_refusals(data, settings, changes, message) -> None:
     with pytest.raises(ValueError, match=message):
-        methods.build("fedrep", run_of(data), **settings)
-
-
-def test_a_network_with_one_head_is_refused(data) -> None:
-    with pytest.raises(ValueError, match=r"fedrep needs a network with a second head"):
-        methods.build("fedrep", run_of(data, model_options={}))
+        methods.build("fedrep", run_of(data, **changes), **settings)

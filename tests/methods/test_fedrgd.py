@@ -1,6 +1,4 @@
-"""FedRGD: the numbers of its worked examples, its limits, its variants, who is averaged with
-whom.
-"""
+"""FedRGD: the numbers of its worked examples, its limits, who is averaged with whom."""
 
 import chex
 import jax
@@ -12,18 +10,14 @@ from fedjax_ssl import federated, methods
 from fedjax_ssl.federated import FederatedOptimizer, Recipe, Setup, Stage, Term, Training, build
 from fedjax_ssl.federated.grouped import averaging, default_sizes, equal_sizes
 from fedjax_ssl.methods.fedrgd import (
-    MOMENTUM,
     FedRGD,
     cosine_factor,
     momentum_by_slot,
     with_step_schedule,
 )
-from fedjax_ssl.objectives import fixmatch_loss
 from tests import toy
 
 KEY = jax.random.key(5)
-WEAK = np.array([[5.0, 0, 0], [1, 0.5, 0], [0, 0, 4]])
-STRONG = np.array([[2.0, 1, 0], [0, 0, 3], [1, 0, 0.5]])
 
 
 def advance(plan, models: np.ndarray, steps: np.ndarray | float = 0.0) -> np.ndarray:
@@ -32,21 +26,6 @@ def advance(plan, models: np.ndarray, steps: np.ndarray | float = 0.0) -> np.nda
     """
     groups = plan.weights @ (models[plan.starts] + steps)
     return np.append(groups, groups.mean())
-
-
-# The consistency loss.
-
-
-def test_consistency_loss_of_the_worked_example(float64) -> None:
-    mask = jnp.ones(3, bool)
-    both = jax.jit(jax.value_and_grad(lambda views: fixmatch_loss(*views, mask, 0.95)))
-    value, (weak, strong) = both((jnp.asarray(WEAK), jnp.asarray(STRONG)))
-    assert float(value) == pytest.approx(0.5292918784, abs=1e-10)
-    assert not np.any(weak) and not np.any(strong[1]) and np.all(strong[0] != 0)
-    nothing, slopes = jax.jit(jax.value_and_grad(lambda views: fixmatch_loss(*views, mask, 1.5)))(
-        (jnp.asarray(WEAK), jnp.asarray(STRONG))
-    )
-    assert float(nothing) == 0 and not np.any(slopes), "0 and not NaN"
 
 
 # Who is averaged with whom.
@@ -97,28 +76,37 @@ def test_weights_add_up_and_equal_groups_with_the_global_model_are_fedavg_that_c
     assert advance(plan, np.array([9.0, 9, 1]), steps)[2] == pytest.approx(1 + steps.mean())
 
 
-def test_sizes_of_groups() -> None:
-    assert (
-        default_sizes(10) == (5, 5)
-        and default_sizes(20) == (10, 10)
-        and default_sizes(30) == (10, 10, 10)
-    )
-    assert (
-        default_sizes(47) == (10, 10, 10, 10, 7)
-        and default_sizes(5) == (2, 3)
-        and equal_sizes(7, 3) == (2, 2, 3)
-    )
-    for bad in (
-        lambda: equal_sizes(3, 4),
-        lambda: federated.grouped(()),
-        lambda: federated.grouped((3, 0)),
-    ):
-        with pytest.raises(ValueError, match="group"):
-            bad()
-    with pytest.raises(ValueError, match="never mix"):
-        averaging((3, 3, 3), 0)
-    with pytest.raises(ValueError, match=r"groups of 4, 4 make 8 clients, but 6"):
-        trained_by(toy.federation(), federated.grouped((4, 4)))
+@pytest.mark.parametrize(
+    ("clients", "sizes"),
+    [(10, (5, 5)), (20, (10, 10)), (30, (10,) * 3), (47, (10, 10, 10, 10, 7)), (5, (2, 3))],
+)
+def test_sizes_of_groups(clients: int, sizes: tuple[int, ...]) -> None:
+    assert default_sizes(clients) == sizes
+
+
+@pytest.mark.parametrize(
+    ("ask", "message"),
+    [
+        (lambda: equal_sizes(3, 4), "group"),
+        (lambda: federated.grouped(()), "group"),
+        (lambda: federated.grouped((3, 0)), "group"),
+        (lambda: averaging((3, 3, 3), 0), "never mix"),
+        (
+            lambda: trained_by(toy.federation(), federated.grouped((4, 4))),
+            "groups of 4, 4 make 8 clients, but 6",
+        ),
+        (lambda: on_labels(labels="clients"), "labels is 'clients'. Did you mean 'client'"),
+        (lambda: on_labels(lr_schedule="plain"), "give the setup its rounds"),
+    ],
+)
+def test_refusals(ask, message: str) -> None:
+    assert equal_sizes(7, 3) == (2, 2, 3)
+    with pytest.raises(ValueError, match=message):
+        ask()
+
+
+def on_labels(**settings):
+    return method_of(run_of(toy.federation(), federated.fedavg()), **settings)
 
 
 # The engine: slots, momentum, limits.
@@ -142,14 +130,32 @@ def trained_by(data, optimizer: FederatedOptimizer, rounds: int = 1, changes=Non
     return state, infos[-1]
 
 
-@pytest.mark.thorough
-def test_one_group_is_fedavg_with_the_server_bit_for_bit() -> None:
+def test_there_is_a_replica_for_every_group() -> None:
     data = toy.weak_federation("server")
-    one, plain = (
-        trained_by(data, optimizer, 2)[0]
-        for optimizer in (federated.grouped((6,)), federated.fedavg())
+    momentum = federated.local_optimizer(momentum=0.9)
+    run = run_of(data, federated.grouped((3, 3)), local_optimizer=momentum, keep_optimizer=True)
+    before = jax.eval_shape(method_of(run).init, KEY, data)
+    assert {leaf.shape[0] for leaf in jax.tree.leaves(before.server)} == {2}
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize(
+    ("one", "other", "losses", "rtol"),
+    [
+        (federated.grouped((6,)), federated.fedavg(), ("crl", "crl"), 0),
+        # where both views are the same
+        (federated.fedavg(), federated.fedavg(), ("self_training", "crl"), 1e-12),
+    ],
+    ids=["one_group", "self_training"],
+)
+def test_limits(float64, one, other, losses, rtol: float) -> None:
+    """One group is FedAvg with the server, bit for bit, and self-training is consistency."""
+    data = toy.weak_federation("server")
+    first, second = (
+        trained_by(data, optimizer, 2, user_loss=loss)[0]
+        for optimizer, loss in zip((one, other), losses, strict=True)
     )
-    chex.assert_trees_all_equal(one, plain)
+    chex.assert_trees_all_close(first.params, second.params, rtol=rtol, atol=0)
 
 
 def test_places_in_the_cohort_are_those_of_ids_and_do_not_depend_on_who_is_absent() -> None:
@@ -179,65 +185,6 @@ def test_momentum_stays_with_the_slots(float64) -> None:
 
     assert pulled("slot", 4, 2) == pytest.approx(pulled("nobody", 1, 8), rel=1e-12)
     assert abs(pulled("client", 4, 2) - pulled("slot", 4, 2)) > 1e-3
-
-
-@pytest.fixture(scope="module")
-def trained():
-    """Two rounds of two groups, labels at the server, with momentum in the slots."""
-    data = toy.weak_federation("server")
-    momentum = {
-        "local_optimizer": federated.local_optimizer(momentum=0.9, nesterov=True),
-        "keep_optimizer": True,
-    }
-    changes = {"augment": toy.jitter, **momentum}
-    return trained_by(data, federated.grouped((3, 3)), 2, changes)
-
-
-@pytest.mark.thorough
-def test_the_global_model_is_the_mean_of_groups_that_differ(trained) -> None:
-    state, info = trained
-    (models,) = state.optimizer["model"]
-    assert models.shape[0] == 2 and np.any(models[0] != models[1])
-    leaves = np.concatenate([np.ravel(x) for x in jax.tree.leaves(state.params)])
-    np.testing.assert_allclose(leaves, models.mean(0), rtol=1e-6)
-    assert int(info["clients"]) == 6
-    assert all(
-        np.any(table != 0) for table in jax.tree.leaves(state.terms[MOMENTUM]) if table.ndim > 1
-    )
-    assert jax.tree.leaves(state.server)[0].shape[0] == 2, (
-        "a replica per group goes on with its momentum"
-    )
-
-
-def test_there_is_a_replica_for_every_group() -> None:
-    data = toy.weak_federation("server")
-    momentum = federated.local_optimizer(momentum=0.9)
-    run = run_of(data, federated.grouped((3, 3)), local_optimizer=momentum, keep_optimizer=True)
-    method = method_of(run)
-    before = jax.eval_shape(method.init, KEY, data)
-    assert {leaf.shape[0] for leaf in jax.tree.leaves(before.server)} == {2}
-    after, _ = jax.eval_shape(method.round, KEY, before, data)
-    chex.assert_trees_all_equal_shapes_and_dtypes(after, before)
-
-
-@pytest.mark.thorough
-def test_labels_at_clients_bridge_the_groups(float64) -> None:
-    data = toy.federation()
-    changes = {"augment": toy.jitter}
-    state, info = trained_by(data, federated.grouped((3, 3)), 1, changes, labels="client")
-    (models,) = state.optimizer["model"]
-    leaves = np.concatenate([np.ravel(x) for x in jax.tree.leaves(state.params)])
-    np.testing.assert_allclose(leaves, models.mean(0), rtol=1e-12)
-    assert state.server == {} and int(info["local_steps"]) == 2 * 6
-
-
-@pytest.mark.thorough
-def test_self_training_is_consistency_where_views_are_the_same(float64) -> None:
-    data = toy.weak_federation("server")
-    one, other = (
-        trained_by(data, federated.fedavg(), user_loss=loss)[0] for loss in ("self_training", "crl")
-    )
-    chex.assert_trees_all_close(one.params, other.params, rtol=1e-12)
 
 
 @pytest.mark.thorough
@@ -291,18 +238,6 @@ def test_nesterov_momentum_of_the_worked_example(float64) -> None:
         x = x + added
         seen.append(float(x))
     np.testing.assert_allclose(seen, [0.809981, 0.5750611204, 0.3272662695], atol=1e-10)
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"labels": "clients"}, "labels is 'clients'. Did you mean 'client'"),
-        ({"lr_schedule": "plain"}, "give the setup its rounds"),
-    ],
-)
-def test_refusals(settings, message) -> None:
-    with pytest.raises(ValueError, match=message):
-        method_of(run_of(toy.federation(), federated.fedavg()), **settings)
 
 
 def test_a_threshold_that_nothing_reaches_is_allowed_with_a_warning() -> None:

@@ -206,17 +206,21 @@ def of_classes(data, fixed, *moved: str) -> harness.Loss:
     return lambda params: known({**fixed, **{layer: params[layer] for layer in moved}})
 
 
-def test_fedtrans(coarse) -> None:
+@pytest.mark.parametrize("finetune", ["all", pytest.param("head", marks=pytest.mark.thorough)])
+def test_fedtrans(coarse, finetune: str) -> None:
     """Coarse labels move body and second head; then the server moves the head, and the body below
-    the new head.
+    the new head if it may.
     """
-    run = harness.rounds_of("fedtrans", coarse, 2, run=WHOLE, coarse_rounds=1, **AT_SERVER)
+    settings = {"coarse_rounds": 1, "finetune": finetune, **AT_SERVER}
+    run = harness.rounds_of("fedtrans", coarse, 2, run=WHOLE, **settings)
     clients = harness.clients_of(coarse)
     losses = [of_coarse_labels(client, FIRST, "body", "aux_head") for client in clients]
     params = harness.federated_step(losses, FIRST, run.infos[0]["loss"])
     for group in run.states[1].params.values():
         harness.assert_same(group, {layer: params[layer] for layer in group})
-    for layer in ("head", "body"):
+    loss = of_classes(coarse, params, "head", "body")(params)
+    assert run.infos[1]["server_loss"] == pytest.approx(loss) and run.infos[1]["clients"] == 0
+    for layer in ("head", "body") if finetune == "all" else ("head",):
         params = harness.descended(of_classes(coarse, params, layer), params)
     for group in run.states[2].params.values():
         harness.assert_same(group, {layer: params[layer] for layer in group}, atol=2e-8)
