@@ -33,7 +33,7 @@ from tests.docs.test_hospital import write_sites
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAMS = r"fedjax-ssl|python -m fedjax_ssl\.\w+"
 # Names that stand for what a reader writes there.
-FORM = re.compile(r"\b(NAME|PATH|FILE|RUN|METHOD|PARTS|VALUE|CONFIG|KIND)\b|=S\b|\.\.\.")
+FORM = re.compile(r"\b(NAME|PATH|FILE|TABLE|RUN|METHOD|PARTS|VALUE|CONFIG|KIND)\b|=S\b|\.\.\.")
 MISTAKES = {  # shown with their error
     "run digits_xclp --method.name=xlcp": "unknown method 'xlcp'. Did you mean 'xclp'",
     "run digits_fedul --method.l1=nan": "config.method.l1 is nan",
