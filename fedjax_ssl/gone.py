@@ -18,7 +18,7 @@ _ALONE = "a part is one loss without batches, server or average; write method.na
 _AS_CODE = "ProxyFL is that of the authors' code"
 _DIVERSITY = "gradient diversity is no longer measured"
 _ARRIVALS = "the server averages the uploads that arrive by their weights"
-_ON_TIME = "an upload arrives in its round or is lost"
+_ON_TIME = "write config.around=asynchronous: uploads come late, and a buffer is an argument of it"
 _NO_CLOCK = "rounds have no simulated time"
 _ONE_SUM = "noise is added to updates alone"
 _FREEMATCH = "the rule of thresholds that follow training is method.threshold_rule=freematch"

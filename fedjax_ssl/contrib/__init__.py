@@ -1,5 +1,5 @@
-"""Contributed methods, models of the clients' own, privacy, sums of uploads, faults and LoRA, with
-their papers on top.
+"""Contributed methods, models of the clients' own, privacy, sums of uploads, faults, late uploads
+and LoRA, with their papers on top.
 
 Each has a file. The core never imports them.
 
@@ -45,6 +45,7 @@ FILES: dict[str, dict[str, tuple[str, ...]]] = {
         "methods/moon": ("moon",),
     },
     "wrapper": {
+        "asynchronous": ("asynchronous",),
         "personal/fedbn": ("fedbn",),
         "personal/ditto": ("ditto", "apfl"),
     },

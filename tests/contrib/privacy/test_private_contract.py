@@ -51,6 +51,7 @@ REFUSED = {  # and by which words
     ),
     "fedrep": r"keep layers to themselves \(aux_head\)",
     "fedrep in another way": r"keep layers to themselves \(head\)",
+    **dict.fromkeys(("fedavg, asynchronous", "fixmatch, asynchronous"), "before it has noise"),
     **dict.fromkeys(("fedavg, fedbn", "fixmatch, fedbn"), r"to themselves \(normalization\)"),
 }
 
