@@ -18,7 +18,7 @@ from fedjax_ssl.data.fingerprint import of_arrays
 from fedjax_ssl.data.reading.features import rows_of
 from fedjax_ssl.data.reading.own import SHOWN
 from fedjax_ssl.errors import UserError, how_to_install
-from fedjax_ssl.trained.model import load_run
+from fedjax_ssl.trained.trained_model import load_run
 
 _LOOKED_AT = 1000  # images whose values are looked at
 _BYTE = 255

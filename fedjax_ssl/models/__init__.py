@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from fedjax_ssl.models.convolution import conv2d, conv_general_dilated
     from fedjax_ssl.models.layers import unit_length
     from fedjax_ssl.models.model import PRECISIONS, Model, Outputs, count_parameters, in_precision
-    from fedjax_ssl.models.own import from_linen, from_nnx
+    from fedjax_ssl.models.own_networks import from_linen, from_nnx
     from fedjax_ssl.models.pooling import max_pool
     from fedjax_ssl.models.pretrained import started
     from fedjax_ssl.models.registry import MODELS, available, build, options

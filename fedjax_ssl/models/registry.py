@@ -118,7 +118,7 @@ def build(name: str, *, num_classes: int, input_shape: tuple[int, ...], **given:
     }
     builder = MODELS.builder(name)
     if not (inspect.isclass(builder) and issubclass(builder, Network)):
-        from fedjax_ssl.models.own import own_network  # with nnx
+        from fedjax_ssl.models.own_networks import own_network  # with nnx
 
         fixed = {"num_classes": num_classes, "input_shape": input_shape}
         taken = {one: value for one, value in fixed.items() if MODELS.takes(name, one)}

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, get_args
 
 from fedjax_ssl.graph.settings import Hamming, Level
 from fedjax_ssl.lazy import attach
-from fedjax_ssl.secure.errors import (
+from fedjax_ssl.secure.protocol_errors import (
     SERVER,
     BadKey,
     InconsistentView,

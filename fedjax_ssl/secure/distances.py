@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from fedjax_ssl.secure.errors import SERVER, InconsistentView, MalformedMessage
-from fedjax_ssl.secure.messages import DistanceShare, OwnDistances, check_array
 from fedjax_ssl.secure.network import Endpoint, Machine, Outgoing, not_due
+from fedjax_ssl.secure.protocol_errors import SERVER, InconsistentView, MalformedMessage
+from fedjax_ssl.secure.wire import DistanceShare, OwnDistances, check_array
 
 
 def bits_of(codes: np.ndarray, num_bits: int) -> np.ndarray:

@@ -27,9 +27,9 @@ from typing import Any
 import numpy as np
 
 from fedjax_ssl.secure.distances import PairServer, bits_of
-from fedjax_ssl.secure.errors import SERVER, MalformedMessage
-from fedjax_ssl.secure.messages import EncryptedBits, EncryptedDistances, PackedShare, check_array
 from fedjax_ssl.secure.network import Endpoint, Machine, Outgoing
+from fedjax_ssl.secure.protocol_errors import SERVER, MalformedMessage
+from fedjax_ssl.secure.wire import EncryptedBits, EncryptedDistances, PackedShare, check_array
 
 _ROUNDS = 32  # of Miller and Rabin's test; a composite passes with probability below 2^-64
 _SMALL_PRIMES = [n for n in range(3, 2000) if all(n % d for d in range(2, int(n**0.5) + 1))]

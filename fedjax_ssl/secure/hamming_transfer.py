@@ -23,12 +23,12 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from fedjax_ssl.secure import messages
+from fedjax_ssl.secure import wire
 from fedjax_ssl.secure.distances import PairServer, bits_of, ring
-from fedjax_ssl.secure.errors import SERVER, MalformedMessage
-from fedjax_ssl.secure.messages import BaseChoices, BasePoint, Corrections, DistanceShare, OtColumns
 from fedjax_ssl.secure.network import Endpoint, Machine, Outgoing, not_due
 from fedjax_ssl.secure.primitives import BLOCK_BYTES, BitStream, BlockHash, Group
+from fedjax_ssl.secure.protocol_errors import SERVER, MalformedMessage
+from fedjax_ssl.secure.wire import BaseChoices, BasePoint, Corrections, DistanceShare, OtColumns
 
 WIDTH = 128  # base transfers
 _PURPOSE = b"base oblivious transfer"
@@ -53,7 +53,7 @@ class BaseSender:
             BadKey: a choice is not an element of the group.
         """
         due = (WIDTH, len(self.point))
-        messages.check_array("base choices", choices, due, np.uint8, self._peer)
+        wire.check_array("base choices", choices, due, np.uint8, self._peer)
         pairs = []
         for number, row in enumerate(choices):
             choice = row.tobytes()
@@ -96,9 +96,9 @@ class BaseReceiver:
 
 
 def _seed(context: bytes, number: int, sender: bytes, receiver: bytes, shared: bytes) -> bytes:
-    return messages.digest(
-        _PURPOSE, context, number.to_bytes(2, "little"), sender, receiver, shared
-    )[:BLOCK_BYTES]
+    return wire.digest(_PURPOSE, context, number.to_bytes(2, "little"), sender, receiver, shared)[
+        :BLOCK_BYTES
+    ]
 
 
 class ExtensionReceiver:
@@ -281,7 +281,7 @@ class TransferReceiver(Machine):
         assert self._waiting is not None and self._extension is not None
         points, first, choices, rows = self._waiting
         shape = (len(choices), self._num_offered)
-        messages.check_array("corrections", message.values, shape, self._dtype, self._peer)
+        wire.check_array("corrections", message.values, shape, self._dtype, self._peer)
         if message.first != first:
             raise MalformedMessage(f"corrections from {message.first} on; due: {first}", self._peer)
         pads = self._extension.pads(rows, first, _blocks(self._num_offered, self._dtype))
@@ -335,7 +335,7 @@ class TransferSender(Machine):
         assert self._extension is not None
         points, transfers = self._plan[0]
         shape = (WIDTH, transfers // 8)
-        messages.check_array("columns", message.columns, shape, np.uint8, self._peer)
+        wire.check_array("columns", message.columns, shape, np.uint8, self._peer)
         rows = self._extension.extend(message.first, message.columns, self._peer)[
             : points * self._num_bits
         ]
@@ -367,7 +367,7 @@ class TransferServer(PairServer):
 
     def _check(self, message: DistanceShare, sender: int) -> None:
         dtype = ring(self._num_bits)
-        messages.check_array("distances", message.values, self._shape, dtype, sender)
+        wire.check_array("distances", message.values, self._shape, dtype, sender)
 
     def _put_together(self, first: DistanceShare, second: DistanceShare) -> np.ndarray:
         return first.values - second.values

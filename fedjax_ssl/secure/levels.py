@@ -17,15 +17,15 @@ import numpy as np
 from fedjax_ssl.checks import OneOf, Whole, check_choices, checked
 from fedjax_ssl.graph import IDEAL, Exchange
 from fedjax_ssl.secure import DROPS, HAMMING
-from fedjax_ssl.secure import messages as m
+from fedjax_ssl.secure import wire as m
 from fedjax_ssl.secure.distances import ring, roles
-from fedjax_ssl.secure.errors import SERVER, TooFewClients
 from fedjax_ssl.secure.hamming_paillier import packing
 from fedjax_ssl.secure.hamming_transfer import WIDTH, chunks
-from fedjax_ssl.secure.messages import wire_bytes
 from fedjax_ssl.secure.network import Traffic
 from fedjax_ssl.secure.primitives import KEY_BYTES, POINT_BYTES, SHARE_BYTES, SIGNATURE_BYTES
+from fedjax_ssl.secure.protocol_errors import SERVER, TooFewClients
 from fedjax_ssl.secure.row_sums import MIN_CLIENTS
+from fedjax_ssl.secure.wire import wire_bytes
 
 
 def add_transfers(

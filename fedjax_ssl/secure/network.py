@@ -11,8 +11,8 @@ from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple, Protocol
 
-from fedjax_ssl.secure import messages, primitives
-from fedjax_ssl.secure.errors import (
+from fedjax_ssl.secure import primitives, wire
+from fedjax_ssl.secure.protocol_errors import (
     SERVER,
     MalformedMessage,
     NotAuthentic,
@@ -20,7 +20,7 @@ from fedjax_ssl.secure.errors import (
     StaleMessage,
     party_name,
 )
-from fedjax_ssl.secure.messages import Header
+from fedjax_ssl.secure.wire import Header
 
 _NAME = b"fedjax_ssl.secure 1 "
 
@@ -89,7 +89,7 @@ class Endpoint:
         """Return a signature of parts under this party's identity, bound to run, round, attempt and
         sender.
         """
-        return self._identity.sign(messages.digest(self.context(name, attempt, self.party), *parts))
+        return self._identity.sign(wire.digest(self.context(name, attempt, self.party), *parts))
 
     def verify(
         self, sender: int, signature: bytes, name: bytes, *parts: bytes, attempt: int = 0
@@ -97,7 +97,7 @@ class Endpoint:
         """Raise NotAuthentic unless `sender`, by its pinned identity, signed these parts."""
         if sender not in self.pinned:
             raise NotAuthentic("no identity key is known", sender)
-        data = messages.digest(self.context(name, attempt, sender), *parts)
+        data = wire.digest(self.context(name, attempt, sender), *parts)
         primitives.verify(self.pinned[sender], signature, data, sender)
 
     def connect(self, peer: int, public: bytes) -> None:
@@ -116,16 +116,16 @@ class Endpoint:
 
     def pack(self, receiver: int, message: Any, attempt: int = 0) -> Outgoing:
         """Return a message on its way: sealed, or in clear where its kind is signed instead."""
-        kind = messages.kind_of(type(message))
+        kind = wire.kind_of(type(message))
         sequence = self._sent.get(receiver, 0)
         self._sent[receiver] = sequence + 1
         header = Header(kind, self.run, self.round, attempt, self.party, receiver, sequence)
-        body = messages.encode(message)
-        if not messages.is_sealed(kind):
-            return Outgoing(receiver, messages.pack_header(header, len(body)) + body, type(message))
+        body = wire.encode(message)
+        if not wire.is_sealed(kind):
+            return Outgoing(receiver, wire.pack_header(header, len(body)) + body, type(message))
         if receiver not in self._channels:
             raise NotAuthentic(f"there is no channel to {party_name(receiver)}")
-        head = messages.pack_header(header, len(body) + primitives.TAG_BYTES)
+        head = wire.pack_header(header, len(body) + primitives.TAG_BYTES)
         sealed = primitives.seal(self._channels[receiver][0], _nonce(sequence), body, head)
         return Outgoing(receiver, head + sealed, type(message))
 
@@ -138,7 +138,7 @@ class Endpoint:
             ProtocolError: no message, not for this party or this place, not from whom it says, or
                 not the first time.
         """
-        header, head, body = messages.unpack_header(data)
+        header, head, body = wire.unpack_header(data)
         sender = header.sender
         if header.receiver != self.party or sender == self.party:
             raise NotAuthentic(f"a message that is not for {party_name(self.party)}", sender)
@@ -146,14 +146,14 @@ class Endpoint:
             raise StaleMessage("a message of another run, round or attempt", sender)
         if header.sequence < self._next.get(sender, 0):
             raise StaleMessage("a message that was there before", sender)
-        if messages.is_sealed(header.kind):
+        if wire.is_sealed(header.kind):
             if sender not in self._channels:
                 raise NotAuthentic("there is no channel to the sender", sender)
             nonce = _nonce(header.sequence)
             key = self._channels[sender][1]
             body = memoryview(primitives.unseal(key, nonce, bytes(body), bytes(head), sender))
             self._next[sender] = header.sequence + 1
-        return sender, messages.decode(header.kind, body, sender)
+        return sender, wire.decode(header.kind, body, sender)
 
 
 def _nonce(sequence: int) -> bytes:

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from fedjax_ssl.errors import how_to_install
-from fedjax_ssl.secure.errors import BadKey, MissingExtra, NotAuthentic
+from fedjax_ssl.secure.protocol_errors import BadKey, MissingExtra, NotAuthentic
 
 KEY_BYTES = 32
 POINT_BYTES = 32

@@ -10,9 +10,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedjax_ssl.checks import check_choices
-from fedjax_ssl.secure import LEVELS, messages
+from fedjax_ssl.secure import LEVELS, wire
 from fedjax_ssl.secure.distances import OwnClient, OwnServer
-from fedjax_ssl.secure.errors import SERVER, ProtocolError
 from fedjax_ssl.secure.hamming_paillier import (
     PackedBits,
     PaillierEvaluator,
@@ -23,6 +22,7 @@ from fedjax_ssl.secure.hamming_transfer import TransferReceiver, TransferSender,
 from fedjax_ssl.secure.levels import AccountedProtocols, Protocols, threshold
 from fedjax_ssl.secure.network import Endpoint, Network, Traffic, Transport
 from fedjax_ssl.secure.primitives import Identity, load
+from fedjax_ssl.secure.protocol_errors import SERVER, ProtocolError
 from fedjax_ssl.secure.row_sums import NOTHING_TOLD, RowSumClient, RowSumServer
 from fedjax_ssl.secure.session import (
     ColumnsClient,
@@ -34,11 +34,11 @@ from fedjax_ssl.secure.session import (
 
 # In which message a client vanishes; "hamming" is between two pairs.
 _LAST: dict[str, type] = {
-    "keys": messages.SessionKey,
-    "mask": messages.MaskKey,
-    "sums": messages.MaskedRows,
+    "keys": wire.SessionKey,
+    "mask": wire.MaskKey,
+    "sums": wire.MaskedRows,
 }
-_LAST["result"] = messages.RowTotals
+_LAST["result"] = wire.RowTotals
 
 
 class RealProtocols(Protocols):
@@ -54,7 +54,7 @@ class RealProtocols(Protocols):
         super().__init__(num_bits, **settings)
         for module in ("cryptography", "nacl"):
             load(module)
-        self.run = secrets.token_bytes(messages.RUN_BYTES)
+        self.run = secrets.token_bytes(wire.RUN_BYTES)
         leaves = {client: _LAST[phase] for client, phase in self.drop.items() if phase in _LAST}
         self.network = Network(transport, leaves)
         self.traffic = self.network.traffic

@@ -23,24 +23,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedjax_ssl.secure import messages
-from fedjax_ssl.secure.errors import (
-    SERVER,
-    BadKey,
-    InconsistentView,
-    StaleMessage,
-    TooFewClients,
-)
-from fedjax_ssl.secure.messages import (
-    KeyShare,
-    MaskedRows,
-    MaskKey,
-    MaskKeys,
-    Recovery,
-    RecoveryRequest,
-    RowTotals,
-    SumStart,
-)
+from fedjax_ssl.secure import wire
 from fedjax_ssl.secure.network import Endpoint, Machine, Outgoing, not_due
 from fedjax_ssl.secure.primitives import (
     KEY_BYTES,
@@ -52,7 +35,24 @@ from fedjax_ssl.secure.primitives import (
     put_together,
     share_out,
 )
+from fedjax_ssl.secure.protocol_errors import (
+    SERVER,
+    BadKey,
+    InconsistentView,
+    StaleMessage,
+    TooFewClients,
+)
 from fedjax_ssl.secure.session import check_partition, check_table, first_rows, table
+from fedjax_ssl.secure.wire import (
+    KeyShare,
+    MaskedRows,
+    MaskKey,
+    MaskKeys,
+    Recovery,
+    RecoveryRequest,
+    RowTotals,
+    SumStart,
+)
 
 
 class Rows(NamedTuple):
@@ -83,7 +83,7 @@ class PairMasks:
 
     def __init__(self, endpoint: Endpoint, attempt: int, bits: int, keys: MaskKeys):
         self._context = endpoint.context(b"mask", attempt, bits)
-        self._transcript = messages.digest(endpoint.transcript, messages.encode(keys))
+        self._transcript = wire.digest(endpoint.transcript, wire.encode(keys))
 
     def key(self, one: ExchangeKey, public: bytes) -> bytes:
         """Return the key of a pair's stream."""
@@ -185,9 +185,9 @@ class RowSumClient(_Party):
 
     def receive(self, data: bytes) -> list[Outgoing]:
         """Start, keys, shares, a request for recovery, totals."""
-        header = messages.unpack_header(data)[0]
+        header = wire.unpack_header(data)[0]
         attempt = self.endpoint.last_attempt
-        if messages.MESSAGES[header.kind - 1] is SumStart:
+        if wire.MESSAGES[header.kind - 1] is SumStart:
             if header.attempt <= attempt:
                 raise StaleMessage("the start of an attempt that was there before", header.sender)
             attempt = header.attempt
@@ -339,7 +339,7 @@ class RowSumClient(_Party):
 
     def _read(self, totals: RowTotals) -> list[Outgoing]:
         assert self._own_rows is not None
-        messages.check_array("totals", totals.rows, self._own_rows.shape, self._dtype, SERVER)
+        wire.check_array("totals", totals.rows, self._own_rows.shape, self._dtype, SERVER)
         found = totals.rows + self._own_rows
         if found[-1].any():
             raise InconsistentView(
@@ -407,7 +407,7 @@ class RowSumServer(_Party):
             return self._pass_on() if len(waited_for) == 1 else []
         if isinstance(message, MaskedRows):
             shape = (len(self._rows.owner) - self._rows.own_count(sender), self._num_classes)
-            messages.check_array("rows", message.rows, shape, self._dtype, sender)
+            wire.check_array("rows", message.rows, shape, self._dtype, sender)
             self._uploads[sender] = message.rows
             return self._finish() if len(waited_for) == 1 else []
         check_table(message.seeds, len(self._uploads), KEY_BYTES, sender)

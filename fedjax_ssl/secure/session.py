@@ -10,16 +10,16 @@ import itertools
 
 import numpy as np
 
-from fedjax_ssl.secure import messages
-from fedjax_ssl.secure.errors import (
+from fedjax_ssl.secure import wire
+from fedjax_ssl.secure.network import Endpoint, Machine, Outgoing, not_due
+from fedjax_ssl.secure.primitives import KEY_BYTES, SIGNATURE_BYTES
+from fedjax_ssl.secure.protocol_errors import (
     SERVER,
     BadKey,
     InconsistentView,
     NotAuthentic,
 )
-from fedjax_ssl.secure.messages import Columns, Roster, SessionKey
-from fedjax_ssl.secure.network import Endpoint, Machine, Outgoing, not_due
-from fedjax_ssl.secure.primitives import KEY_BYTES, SIGNATURE_BYTES
+from fedjax_ssl.secure.wire import Columns, Roster, SessionKey
 
 _PURPOSE = b"session key"
 
@@ -38,7 +38,7 @@ def check_table(values: np.ndarray, rows: int, width: int, sender: int) -> list[
     """Return the rows of a table of this size, as bytes. Raises MalformedMessage for another
     size.
     """
-    messages.check_array("a table", values, (rows, width), np.uint8, sender)
+    wire.check_array("a table", values, (rows, width), np.uint8, sender)
     return [row.tobytes() for row in values]
 
 
@@ -90,7 +90,7 @@ class SessionClient(Machine):
         """Check the roster."""
         message = self.take(data, SERVER, Roster, not self.counts)
         keys = self._keys(message)
-        self.endpoint.transcript = messages.digest(b"roster", messages.encode(message))
+        self.endpoint.transcript = wire.digest(b"roster", wire.encode(message))
         for party, key in keys.items():
             if party != self.endpoint.party:
                 self.endpoint.connect(party, key.public)
@@ -165,7 +165,7 @@ class SessionServer(Machine):
             table([key.public for key in all_keys], KEY_BYTES),
             table([key.signature for key in all_keys], SIGNATURE_BYTES),
         )
-        self.endpoint.transcript = messages.digest(b"roster", messages.encode(roster))
+        self.endpoint.transcript = wire.digest(b"roster", wire.encode(roster))
         outgoing = [self.endpoint.pack(client, roster) for client in clients]
         for client, key in zip(clients, keys, strict=True):
             self.endpoint.connect(client, key.public)
@@ -174,9 +174,7 @@ class SessionServer(Machine):
 
 def columns_digest(columns: np.ndarray) -> bytes:
     """SHA-256 of columns, their type and shape."""
-    return messages.digest(
-        str(columns.dtype).encode(), str(columns.shape).encode(), columns.tobytes()
-    )
+    return wire.digest(str(columns.dtype).encode(), str(columns.shape).encode(), columns.tobytes())
 
 
 class ColumnsClient(Machine):
@@ -197,7 +195,7 @@ class ColumnsClient(Machine):
                 "columns that do not fit the digest that all clients were sent", SERVER
             )
         self.columns = message.columns
-        self.told = messages.digest(*digests)
+        self.told = wire.digest(*digests)
         return []
 
 
@@ -236,9 +234,9 @@ class SeedClient(Machine):
         if self.seed is None:
             return []
         others = [client for client in self._clients if client != self.endpoint.party]
-        return [self.endpoint.pack(client, messages.Seed(self.seed)) for client in others]
+        return [self.endpoint.pack(client, wire.Seed(self.seed)) for client in others]
 
     def receive(self, data: bytes) -> list[Outgoing]:
         """Take it, as all others."""
-        self.seed = self.take(data, self._clients[0], messages.Seed, self.seed is None).seed
+        self.seed = self.take(data, self._clients[0], wire.Seed, self.seed is None).seed
         return []

@@ -3,4 +3,4 @@
 # For users who run mypy --strict.
 # mypy: implicit-reexport
 
-from fedjax_ssl.trained.model import TrainedModel, TrainedModelError, load_run
+from fedjax_ssl.trained.trained_model import TrainedModel, TrainedModelError, load_run

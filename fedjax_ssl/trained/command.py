@@ -15,7 +15,7 @@ from fedjax_ssl import cli, command_line, processor
 from fedjax_ssl.folder.files import write_output
 from fedjax_ssl.runs.model_file import CHECKPOINTS
 from fedjax_ssl.trained.inputs import Examples, read_examples
-from fedjax_ssl.trained.model import TrainedModel, TrainedModelError, load_run
+from fedjax_ssl.trained.trained_model import TrainedModel, TrainedModelError, load_run
 
 MANY = 20  # classes, of which no table of counts is printed any more
 

@@ -39,7 +39,7 @@ from fedjax_ssl.data.reading.pictures import (
 )
 from fedjax_ssl.data.sources.folder import UNLABELLED, find_table, read_by_table
 from fedjax_ssl.errors import counted
-from fedjax_ssl.trained.model import TrainedModel, TrainedModelError
+from fedjax_ssl.trained.trained_model import TrainedModel, TrainedModelError
 
 IMAGES = "images (.bmp, .gif, .jpg, .png, .tif, .webp, ...)"
 # the first that is there is taken

@@ -26,7 +26,7 @@ from fedjax_ssl.pictures import use_matplotlib
 from fedjax_ssl.prediction import points_of
 from fedjax_ssl.runs.build import federate, load_experiment, load_resolved
 from fedjax_ssl.runs.prediction_files import as_csv
-from fedjax_ssl.trained.model import load_run
+from fedjax_ssl.trained.trained_model import load_run
 
 HELP = """Says which examples to label next: those that say most about all others, by the graph of
 nearest neighbours that XCLP builds. Writes a table of them, a picture of the coverage over the

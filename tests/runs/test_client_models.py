@@ -12,7 +12,7 @@ from fedjax_ssl import cli, presets
 from fedjax_ssl.config import ConfigError, resolve
 from fedjax_ssl.runs.loop import run
 from fedjax_ssl.runs.shared import Shared
-from fedjax_ssl.trained.model import TrainedModelError, load_run
+from fedjax_ssl.trained.trained_model import TrainedModelError, load_run
 from tests.saved import state_of
 
 IMAGES = np.random.default_rng(0).integers(0, 17, (7, 8, 8, 1)).astype(np.uint8)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from fedjax_ssl.secure import SERVER, InconsistentView, MalformedMessage, messages, secure_hamming
+from fedjax_ssl.secure import SERVER, InconsistentView, MalformedMessage, secure_hamming, wire
 from fedjax_ssl.secure.hamming_paillier import PackedBits, PaillierEvaluator, PublicKey
 from fedjax_ssl.secure.hamming_transfer import (
     BaseReceiver,
@@ -198,15 +198,15 @@ def transfer_views(bits_of_0, bits_of_1):
 
         def look(data, attempt=0, unpack=unpack):
             sender, message = unpack(data, attempt)
-            if isinstance(message, messages.DistanceShare | messages.Corrections):
+            if isinstance(message, wire.DistanceShare | wire.Corrections):
                 seen[type(message), sender] = message.values.astype(int)
             return sender, message
 
         ends[party].unpack = look
     Network().run("hamming", machines)
-    share = seen[messages.DistanceShare, 0]
-    half = seen[messages.DistanceShare, 1]
-    return share, half, seen[messages.Corrections, 1]
+    share = seen[wire.DistanceShare, 0]
+    half = seen[wire.DistanceShare, 1]
+    return share, half, seen[wire.Corrections, 1]
 
 
 def test_views_depend_on_the_distance_alone():
@@ -254,12 +254,12 @@ def test_a_lie_about_points_gives_no_distances():
 @pytest.mark.parametrize(
     "message",
     [
-        messages.DistanceShare(1, np.zeros((4, 4), np.uint8)),
-        messages.DistanceShare(1, np.zeros((2, 4), np.uint8)),
-        messages.DistanceShare(1, np.zeros((3, 4), np.uint16)),
-        messages.DistanceShare(1, np.zeros((0, 0), np.uint8)),
-        messages.DistanceShare(7, np.zeros((3, 4), np.uint8)),
-        messages.OwnDistances(np.zeros((3, 3), np.uint8)),
+        wire.DistanceShare(1, np.zeros((4, 4), np.uint8)),
+        wire.DistanceShare(1, np.zeros((2, 4), np.uint8)),
+        wire.DistanceShare(1, np.zeros((3, 4), np.uint16)),
+        wire.DistanceShare(1, np.zeros((0, 0), np.uint8)),
+        wire.DistanceShare(7, np.zeros((3, 4), np.uint8)),
+        wire.OwnDistances(np.zeros((3, 3), np.uint8)),
     ],
 )
 def test_the_server_refuses_other_shares(message):
@@ -268,8 +268,8 @@ def test_the_server_refuses_other_shares(message):
     with pytest.raises(MalformedMessage, match="client 0"):
         server.receive(ends[0].pack(SERVER, message).data)
     good = (
-        messages.DistanceShare(1, np.full((3, 4), 45, np.uint8)),
-        messages.DistanceShare(0, np.full((3, 4), 5, np.uint8)),
+        wire.DistanceShare(1, np.full((3, 4), 45, np.uint8)),
+        wire.DistanceShare(0, np.full((3, 4), 5, np.uint8)),
     )
     server.receive(ends[0].pack(SERVER, good[0]).data)
     server.receive(ends[1].pack(SERVER, good[1]).data)
@@ -279,13 +279,9 @@ def test_the_server_refuses_other_shares(message):
 def test_a_share_that_gives_no_distance_is_refused():
     ends = connected({0: 1, 1: 1})
     server = TransferServer(ends[SERVER], 0, 1, (1, 1), 40)
-    server.receive(
-        ends[0].pack(SERVER, messages.DistanceShare(1, np.full((1, 1), 41, np.uint8))).data
-    )
+    server.receive(ends[0].pack(SERVER, wire.DistanceShare(1, np.full((1, 1), 41, np.uint8))).data)
     with pytest.raises(InconsistentView, match="above 40 bits"):
-        server.receive(
-            ends[1].pack(SERVER, messages.DistanceShare(0, np.zeros((1, 1), np.uint8))).data
-        )
+        server.receive(ends[1].pack(SERVER, wire.DistanceShare(0, np.zeros((1, 1), np.uint8))).data)
 
 
 def evaluated(codes, num_bits, packed, rerandomize=True):

@@ -10,7 +10,7 @@ import pytest
 
 from fedjax_ssl import graph, presets
 from fedjax_ssl.runs.loop import run as run_experiment
-from fedjax_ssl.secure import DROPS, SERVER, TooFewClients, __main__, messages, protocols
+from fedjax_ssl.secure import DROPS, SERVER, TooFewClients, __main__, protocols, wire
 from fedjax_ssl.secure.real import RealProtocols
 from tests.graph.test_exchange import BITS, LABELS, PAPER, ROWS, label
 from tests.secure.parties import Recorder
@@ -84,7 +84,7 @@ def test_a_client_that_vanishes_inside_a_pair():
     """Its half never comes: the pair is unknown, and so are all later ones of this client."""
     codes = {c: np.arange(2, dtype=np.uint32)[:, None] + np.uint32(c) for c in range(3)}
     real = protocols("real", BITS // 2)
-    real.network.leaves = {1: messages.DistanceShare}
+    real.network.leaves = {1: wire.DistanceShare}
     real.begin({c: 2 for c in codes})
     assert (real.distances(0, 1, codes[0], codes[1]) == BITS // 2 + 1).all()
     assert (real.distances(1, 2, codes[1], codes[2]) == BITS // 2 + 1).all()
@@ -113,9 +113,7 @@ def test_the_seed_reaches_the_clients_and_not_the_server():
     seed = bytes(range(100, 132))
     real = RealProtocols(BITS, transport=transport, seed=seed)
     real.begin({0: 1, 1: 1, 2: 0})
-    sent = [
-        (s, r) for s, r, data in transport.sent if messages.MESSAGES[data[5] - 1] is messages.Seed
-    ]
+    sent = [(s, r) for s, r, data in transport.sent if wire.MESSAGES[data[5] - 1] is wire.Seed]
     assert sent == [(0, 1), (0, 2)] and not any(seed in data for *_, data in transport.sent)
 
 
@@ -126,7 +124,7 @@ def test_columns_that_differ_are_seen():
     pack = real._endpoints[SERVER].pack
 
     def lying(receiver, message, attempt=0):
-        if receiver == 1 and isinstance(message, messages.Columns):
+        if receiver == 1 and isinstance(message, wire.Columns):
             message = message._replace(columns=message.columns + 1)
         return pack(receiver, message, attempt)
 

@@ -16,13 +16,13 @@ from fedjax_ssl.secure import (
     NotAuthentic,
     StaleMessage,
     TooFewClients,
-    messages,
     secure_row_sums,
+    wire,
 )
-from fedjax_ssl.secure.messages import MaskedRows, MaskKeys, RecoveryRequest, RowTotals, SumStart
 from fedjax_ssl.secure.network import Network
 from fedjax_ssl.secure.primitives import ExchangeKey, add_key_stream, hkdf
 from fedjax_ssl.secure.row_sums import PairMasks, RowSumClient, RowSumServer
+from fedjax_ssl.secure.wire import MaskedRows, MaskKeys, RecoveryRequest, RowTotals, SumStart
 from tests.secure import printed
 from tests.secure.parties import Recorder, connected
 
@@ -135,15 +135,15 @@ def uploads(some):
     """
     found = {}
     for sender, receiver, data in some.transport.sent:
-        header, head, body = messages.unpack_header(data)
-        if receiver == SERVER and messages.MESSAGES[header.kind - 1] is MaskedRows:
+        header, head, body = wire.unpack_header(data)
+        if receiver == SERVER and wire.MESSAGES[header.kind - 1] is MaskedRows:
             from fedjax_ssl.secure import primitives
 
             key = some.ends[SERVER]._channels[sender][1]
             plain_body = primitives.unseal(
                 key, header.sequence.to_bytes(12, "little"), body, head, sender
             )
-            found[header.attempt, sender] = messages.decode(header.kind, plain_body, sender).rows
+            found[header.attempt, sender] = wire.decode(header.kind, plain_body, sender).rows
     return found
 
 
@@ -167,7 +167,7 @@ def test_a_late_message_is_refused():
     held = []
 
     def hold(sender, receiver, data):
-        kind = messages.MESSAGES[messages.unpack_header(data)[0].kind - 1]
+        kind = wire.MESSAGES[wire.unpack_header(data)[0].kind - 1]
         if sender == 3 and kind is MaskedRows and not held:
             held.append(data)
             return data[:-1]  # arrives damaged, so it counts as not arrived
@@ -216,8 +216,8 @@ def test_a_stream_in_two_transcripts_would_show_a_matrix(one_stream_for_a_pair, 
     [
         ({3: MaskedRows}, 1),
         ({0: MaskedRows}, 1),
-        ({5: messages.Recovery}, 2),
-        ({5: messages.KeyShare}, 2),
+        ({5: wire.Recovery}, 2),
+        ({5: wire.KeyShare}, 2),
     ],
 )
 def test_recovery(leaves, attempts):
@@ -283,7 +283,7 @@ def test_a_client_refuses_a_sum_of_two():
     """Also where the server would go on."""
     some = Sum()
     some.server._min_clients = 1
-    some.network.leaves = {0: messages.MaskKey, 2: messages.MaskKey}
+    some.network.leaves = {0: wire.MaskKey, 2: wire.MaskKey}
     with pytest.raises(TooFewClients):
         some.server._min_clients = 2
         some.run()

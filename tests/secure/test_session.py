@@ -14,13 +14,13 @@ from fedjax_ssl.secure import (
     NotAuthentic,
     ProtocolError,
     StaleMessage,
-    messages,
     primitives,
     protocols,
+    wire,
 )
-from fedjax_ssl.secure.messages import HEADER_BYTES, DistanceShare, OwnDistances, Seed
 from fedjax_ssl.secure.network import Endpoint, Network
 from fedjax_ssl.secure.session import SessionClient, SessionServer
+from fedjax_ssl.secure.wire import HEADER_BYTES, DistanceShare, OwnDistances, Seed
 from tests.secure.parties import (
     IDENTITIES,
     PINNED,
@@ -55,7 +55,7 @@ def with_roster(**changes):
     pack = ends[SERVER].pack
 
     def lying(receiver, message, attempt=0):
-        if receiver == 3 and isinstance(message, messages.Roster):
+        if receiver == 3 and isinstance(message, wire.Roster):
             message = message._replace(
                 **{name: change(getattr(message, name)) for name, change in changes.items()}
             )
@@ -82,7 +82,7 @@ def test_who_does_not_come_stays_out():
     ends = endpoints(COUNTS)
     machines = {client: SessionClient(ends[client], COUNTS[client]) for client in COUNTS}
     machines[SERVER] = SessionServer(ends[SERVER], list(COUNTS))
-    Network(leaves={3: messages.SessionKey}).run("keys", machines)
+    Network(leaves={3: wire.SessionKey}).run("keys", machines)
     assert machines[0].counts == machines[SERVER].counts == {0: 2, 5: 4}
 
 
@@ -150,8 +150,8 @@ def test_replays_are_refused():
 
 
 def forge(data, **changes):
-    header, _, body = messages.unpack_header(data)
-    return messages.pack_header(header._replace(**changes), len(body)) + bytes(body)
+    header, _, body = wire.unpack_header(data)
+    return wire.pack_header(header._replace(**changes), len(body)) + bytes(body)
 
 
 def test_a_message_without_a_channel_is_refused():

@@ -8,9 +8,9 @@ import pytest
 
 from fedjax_ssl.graph.exchange import from_fixed_point, to_fixed_point
 from fedjax_ssl.secure import primitives
-from fedjax_ssl.secure.errors import BadKey, MissingExtra, NotAuthentic
 from fedjax_ssl.secure.hamming_paillier import SecretKey
 from fedjax_ssl.secure.hamming_transfer import transpose_bits
+from fedjax_ssl.secure.protocol_errors import BadKey, MissingExtra, NotAuthentic
 from tests.secure import parties, printed  # noqa: F401
 
 ALICE = bytes.fromhex("77076d0a7318a57d3c16c17251b26645df4c2f87ebc0992ab177fba51db92c2a")

@@ -12,7 +12,7 @@ from fedjax_ssl import cli, load_dataset, load_run
 from fedjax_ssl.encoding.encoders import encoder
 from fedjax_ssl.errors import ConfigNote
 from fedjax_ssl.trained.inputs import read_examples
-from fedjax_ssl.trained.model import TrainedModelError
+from fedjax_ssl.trained.trained_model import TrainedModelError
 
 OPTIONS = {
     "client_column": "Klinik",

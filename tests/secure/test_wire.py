@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from fedjax_ssl.secure import MalformedMessage, ProtocolError, messages
-from fedjax_ssl.secure.messages import MESSAGES, Blob, Header, Whole, decode, encode, kind_of
+from fedjax_ssl.secure import MalformedMessage, ProtocolError, wire
+from fedjax_ssl.secure.wire import MESSAGES, Blob, Header, Whole, decode, encode, kind_of
 from tests.secure import parties
 
 FEW = settings(max_examples=8, deadline=None, derandomize=True, database=None)
@@ -17,7 +17,7 @@ MANY = settings(max_examples=100, deadline=None, database=None)
 
 
 def fields_of(message):
-    return messages.layout_of(message)
+    return wire.layout_of(message)
 
 
 def instances(message):
@@ -56,8 +56,8 @@ def check_round_trip(data, message):
     shapes = [
         (some.dtype.itemsize, some.shape) for some in given_message if isinstance(some, np.ndarray)
     ]
-    sealed = messages.is_sealed(kind_of(message))
-    assert messages.wire_bytes(message, *shapes) == messages.HEADER_BYTES + len(body) + 16 * sealed
+    sealed = wire.is_sealed(kind_of(message))
+    assert wire.wire_bytes(message, *shapes) == wire.HEADER_BYTES + len(body) + 16 * sealed
     assert all(
         not some.flags.writeable for some in found if isinstance(some, np.ndarray) and some.size
     )
@@ -99,12 +99,12 @@ def test_mutated_messages(message, data):
 @given(data=st.binary(max_size=200))
 def test_any_bytes_are_refused(data):
     with pytest.raises(MalformedMessage):
-        messages.unpack_header(data)
+        wire.unpack_header(data)
 
 
 def header_of(length, **changes):
-    header = Header(kind_of(messages.MaskedRows), parties.RUN, 1, 0, 2, -1, 0)._replace(**changes)
-    return messages.pack_header(header, length)
+    header = Header(kind_of(wire.MaskedRows), parties.RUN, 1, 0, 2, -1, 0)._replace(**changes)
+    return wire.pack_header(header, length)
 
 
 @pytest.mark.parametrize("length", [10 * 2**30, 2**64 - 1, 0, 3])
@@ -112,7 +112,7 @@ def test_a_claimed_length_is_not_believed(length):
     with pytest.raises(
         MalformedMessage, match=rf"claims {length} bytes and has 4 \(from client 2\)"
     ):
-        messages.unpack_header(header_of(length) + b"1234")
+        wire.unpack_header(header_of(length) + b"1234")
 
 
 @pytest.mark.parametrize("shape", [(2**32 - 1, 2**32 - 1), (2**20, 2560), (0, 2**32 - 1), (1, 3)])
@@ -120,7 +120,7 @@ def test_a_claimed_shape_is_not_believed(shape):
     """10 GB in 9 bytes: refused before there is an array."""
     body = b"\x02" + b"".join(axis.to_bytes(4, "little") for axis in shape)
     with pytest.raises(MalformedMessage, match="client 2"):
-        decode(kind_of(messages.MaskedRows), body, 2)
+        decode(kind_of(wire.MaskedRows), body, 2)
 
 
 @pytest.mark.parametrize(
@@ -138,15 +138,15 @@ def test_a_claimed_shape_is_not_believed(shape):
 )
 def test_another_header_is_refused(change, message):
     with pytest.raises(MalformedMessage, match=message):
-        messages.unpack_header(change(header_of(0)))
+        wire.unpack_header(change(header_of(0)))
 
 
 @pytest.mark.parametrize(
     "message",
     [
-        messages.MaskedRows(np.zeros((2, 3))),
-        messages.MaskedRows(np.zeros(3, np.uint32)),
-        messages.Seed(b"short"),
+        wire.MaskedRows(np.zeros((2, 3))),
+        wire.MaskedRows(np.zeros(3, np.uint32)),
+        wire.Seed(b"short"),
     ],
 )
 def test_what_is_no_message_is_not_sent(message):

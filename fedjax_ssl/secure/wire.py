@@ -13,7 +13,6 @@ from typing import Annotated, Any, NamedTuple, get_type_hints
 
 import numpy as np
 
-from fedjax_ssl.secure.errors import MalformedMessage
 from fedjax_ssl.secure.primitives import (
     KEY_BYTES,
     POINT_BYTES,
@@ -21,6 +20,7 @@ from fedjax_ssl.secure.primitives import (
     SIGNATURE_BYTES,
     TAG_BYTES,
 )
+from fedjax_ssl.secure.protocol_errors import MalformedMessage
 
 VERSION = 1
 _MAGIC = b"XCLP"

@@ -124,7 +124,7 @@ def scores_alone():
 @pytest.fixture
 def nets(tmp_path, monkeypatch):
     code = re.findall(
-        r"<!-- tests/models/test_own.py runs this block. -->\n```python\n(.*?)```",
+        r"<!-- tests/models/test_own_networks.py runs this block. -->\n```python\n(.*?)```",
         PAGE.read_text(),
         re.S,
     )
