@@ -26,7 +26,7 @@ from fedjax_ssl import methods
 from fedjax_ssl.config import ConfigError, fields
 from fedjax_ssl.data import BadData, DatasetUnavailable, load
 from fedjax_ssl.folder.checkpoint import CheckpointError
-from fedjax_ssl.folder.folder import RunFolderError
+from fedjax_ssl.folder.folder_lock import RunFolderError
 from fedjax_ssl.folder.stored_run import read_run
 from fedjax_ssl.registry import Option
 from fedjax_ssl.runs.loop import run

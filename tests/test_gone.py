@@ -7,7 +7,7 @@ import pytest
 
 import fedjax_ssl as fs
 from fedjax_ssl.config import ConfigError
-from fedjax_ssl.folder.folder import config_differences
+from fedjax_ssl.folder.folder_lock import config_differences
 from fedjax_ssl.gone import GONE, without_gone
 from fedjax_ssl.runs.model_file import resolved_of
 

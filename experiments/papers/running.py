@@ -15,7 +15,7 @@ from experiments.papers.table import Cell, Table
 from fedjax_ssl import data
 from fedjax_ssl.errors import counted
 from fedjax_ssl.folder.files import write_atomically
-from fedjax_ssl.folder.folder import (
+from fedjax_ssl.folder.folder_lock import (
     FolderLock,
     RunFolderError,
     config_differences,

@@ -16,7 +16,7 @@ from fedjax_ssl.federated import (
     WEIGHTINGS,
 )
 from fedjax_ssl.federated.uploads import FAULTS, UPLOADS
-from fedjax_ssl.graph.settings import GraphSettings, Hamming, Level
+from fedjax_ssl.graph.graph_settings import GraphSettings, Hamming, Level
 from fedjax_ssl.methods.around import WRAPPERS
 from fedjax_ssl.models import PRECISIONS
 from fedjax_ssl.objectives import INVERSE, LOSSES

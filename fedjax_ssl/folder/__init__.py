@@ -20,7 +20,7 @@ if TYPE_CHECKING:
         versions,
     )
     from fedjax_ssl.folder.files import bytes_in_words, write_atomically, write_output
-    from fedjax_ssl.folder.folder import FolderLocked, FolderMended, RunFolderError
+    from fedjax_ssl.folder.folder_lock import FolderLocked, FolderMended, RunFolderError
     from fedjax_ssl.folder.progress import no_protection
     from fedjax_ssl.folder.run_folder import RunFolder
     from fedjax_ssl.folder.stored_run import StoredRun, find_runs, read_run

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from fedjax_ssl import __version__
-from fedjax_ssl.folder.folder import flat_config
+from fedjax_ssl.folder.folder_lock import flat_config
 
 TOOL = "tool"
 CITATIONS_FILE = "citations.bib"

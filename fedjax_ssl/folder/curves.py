@@ -9,7 +9,7 @@ from typing import Any, BinaryIO, NamedTuple
 import numpy as np
 
 from fedjax_ssl.errors import counted
-from fedjax_ssl.pictures import use_matplotlib
+from fedjax_ssl.plotting import use_matplotlib
 
 
 class _Panel(NamedTuple):

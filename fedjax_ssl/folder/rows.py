@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from fedjax_ssl.folder.files import decode_json, encode_json, plain_value, write_atomically
-from fedjax_ssl.folder.folder import FolderMended, RunFolderError
+from fedjax_ssl.folder.folder_lock import FolderMended, RunFolderError
 
 Value = bool | int | float | str | None
 

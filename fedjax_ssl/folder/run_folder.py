@@ -15,7 +15,7 @@ import numpy as np
 from fedjax_ssl.federated import tree_bytes
 from fedjax_ssl.folder.checkpoint import Checkpoints, to_arrays
 from fedjax_ssl.folder.files import Closing, decode_json, encode_json, storing, write_atomically
-from fedjax_ssl.folder.folder import (
+from fedjax_ssl.folder.folder_lock import (
     CODE_FOLDER,
     SEARCH_FILE,
     SWEEP_FILE,

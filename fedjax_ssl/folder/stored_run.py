@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from fedjax_ssl.folder.files import decode_json
-from fedjax_ssl.folder.folder import RunFolderError, flat_config
+from fedjax_ssl.folder.folder_lock import RunFolderError, flat_config
 from fedjax_ssl.gone import without_gone
 
 _MARKS = ("config.json", "metrics.jsonl", "summary.json")  # one of them makes a folder a candidate

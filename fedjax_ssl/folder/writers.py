@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from fedjax_ssl.errors import how_to_install
 from fedjax_ssl.folder.files import Closing, plain_value, write_atomically
-from fedjax_ssl.folder.folder import flat_config
+from fedjax_ssl.folder.folder_lock import flat_config
 
 _MODULES = {"tensorboard": "tensorboardX", "wandb": "wandb"}
 

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from fedjax_ssl.graph.codes import cosine_from_hamming, hamming_matrix, has_angle, lsh_codes
     from fedjax_ssl.graph.exchange import IDEAL, Exchange
     from fedjax_ssl.graph.graph import Graph, build_graph, dense_matrix, multiply
+    from fedjax_ssl.graph.graph_settings import CODE, PAPER, GraphSettings
     from fedjax_ssl.graph.label_plan import STRATEGIES, Plan, plan_labels
     from fedjax_ssl.graph.labelling import (
         LABEL_GRAPH,
@@ -41,7 +42,6 @@ if TYPE_CHECKING:
         propagate,
         solve,
     )
-    from fedjax_ssl.graph.settings import CODE, PAPER, GraphSettings
     from fedjax_ssl.graph.weighting import class_counts, class_weights, confidence
 
 __getattr__, __dir__ = attach(__name__)

@@ -12,7 +12,7 @@ from jaxtyping import Array, Bool, Float, Int, Int32, Key, UInt32
 
 from fedjax_ssl.backend import backend
 from fedjax_ssl.checks import check_whole_numbers
-from fedjax_ssl.graph.settings import check_features
+from fedjax_ssl.graph.graph_settings import check_features
 
 # Every product has the same shape, whatever the number of points: a row's code then does not depend
 # on how many rows stand around it, since a matrix product may sum in another order when its shape

@@ -18,9 +18,9 @@ import numpy as np
 from jaxtyping import Array
 
 from fedjax_ssl.graph.graph import Graph
+from fedjax_ssl.graph.graph_settings import GraphSettings
 from fedjax_ssl.graph.neighbors import Neighbors, neighbors_from_matrix
 from fedjax_ssl.graph.propagation import influence_columns
-from fedjax_ssl.graph.settings import GraphSettings
 
 # With fewer bits behind the point, rounding would change labels.
 _LEAST_FRACTION_BITS = 8

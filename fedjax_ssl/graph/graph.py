@@ -9,8 +9,8 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int32
 
+from fedjax_ssl.graph.graph_settings import check_known
 from fedjax_ssl.graph.neighbors import Neighbors
-from fedjax_ssl.graph.settings import check_known
 
 _UNROLLED = 32
 

@@ -23,9 +23,9 @@ from fedjax_ssl.checks import check_choices, check_whole_numbers
 from fedjax_ssl.errors import counted, note
 from fedjax_ssl.graph.codes import has_angle, lsh_codes
 from fedjax_ssl.graph.graph import Graph, build_graph
+from fedjax_ssl.graph.graph_settings import GraphSettings, check_features, check_labels, check_rows
 from fedjax_ssl.graph.neighbors import nearest_neighbors
 from fedjax_ssl.graph.propagation import influence_columns, sum_rows
-from fedjax_ssl.graph.settings import GraphSettings, check_features, check_labels, check_rows
 
 SETTINGS = GraphSettings(num_bits=1024, num_neighbors=10, alpha=0.9)
 # Entries of S that are kept: half a GiB in single precision.

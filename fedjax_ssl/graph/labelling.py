@@ -34,9 +34,7 @@ from fedjax_ssl.graph.exchange import (
     exchanged_scores,
 )
 from fedjax_ssl.graph.graph import build_graph
-from fedjax_ssl.graph.neighbors import Neighbors, cosine_neighbors, nearest_neighbors
-from fedjax_ssl.graph.propagation import propagate
-from fedjax_ssl.graph.settings import (
+from fedjax_ssl.graph.graph_settings import (
     PAPER,
     GraphSettings,
     check_codes,
@@ -44,6 +42,8 @@ from fedjax_ssl.graph.settings import (
     check_rows,
     is_known,
 )
+from fedjax_ssl.graph.neighbors import Neighbors, cosine_neighbors, nearest_neighbors
+from fedjax_ssl.graph.propagation import propagate
 from fedjax_ssl.graph.weighting import class_counts, confidence, scale_confidence
 
 # the scope in which graphs are traced: profiles and compiled programs name it

@@ -25,7 +25,7 @@ from fedjax_ssl.graph.codes import (
     popcount_distances,
     signs_from_codes,
 )
-from fedjax_ssl.graph.settings import check_codes, check_features, check_rows
+from fedjax_ssl.graph.graph_settings import check_codes, check_features, check_rows
 
 # Similarities below this are rounding noise around a right angle.
 _LEAST_COSINE = 1e-6

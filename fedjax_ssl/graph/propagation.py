@@ -14,7 +14,7 @@ from jaxtyping import Array, Bool, Float, Int, Int32
 
 from fedjax_ssl.checks import check_choices, check_whole_numbers
 from fedjax_ssl.graph.graph import Graph, dense_matrix, multiply
-from fedjax_ssl.graph.settings import Solver, check_known
+from fedjax_ssl.graph.graph_settings import Solver, check_known
 
 # Up to this many points the dense factorization took no longer than the iterations, at alpha 0.99.
 CHOLESKY_POINTS = 512

@@ -15,7 +15,7 @@ from fedjax_ssl.checks import is_zero
 from fedjax_ssl.federated import Recipe, Setup, Term
 from fedjax_ssl.methods import OF_PARTS, TERMS, check_is_term, short
 from fedjax_ssl.methods.parts.composition import Part, composition
-from fedjax_ssl.methods.parts.settings import Count
+from fedjax_ssl.methods.parts.setting_types import Count
 
 
 def compose(

@@ -84,18 +84,9 @@ from fedjax_ssl.federated.contract import (
 )
 from fedjax_ssl.federated.sampler import labelled_epochs, paired_batches, passes
 from fedjax_ssl.keys import named_key
-from fedjax_ssl.methods.parts.consistency import (
-    Teacher,
-    adversarial_pass,
-    check_weak_views,
-    second_pass,
-    strong_view,
-    taught_term,
-    teacher_network,
-)
 from fedjax_ssl.methods.parts.guess import Guess, Guessing, LabelsFrom, guesses_of, labeller
 from fedjax_ssl.methods.parts.recommended import AT_CLIENTS, AT_SERVER, Fields
-from fedjax_ssl.methods.parts.settings import (
+from fedjax_ssl.methods.parts.setting_types import (
     BetaParameter,
     Count,
     CountOrZero,
@@ -105,6 +96,15 @@ from fedjax_ssl.methods.parts.settings import (
     Weight,
 )
 from fedjax_ssl.methods.parts.terms import LABELLED, UNLABELLED, augmented_view, supervised_term
+from fedjax_ssl.methods.parts.views_and_teachers import (
+    Teacher,
+    adversarial_pass,
+    check_weak_views,
+    second_pass,
+    strong_view,
+    taught_term,
+    teacher_network,
+)
 
 # A weak view is moved, a strong one turned.
 _VIEWS = {

@@ -32,10 +32,10 @@ from fedjax_ssl.federated.contract import (
 )
 from fedjax_ssl.keys import named_key
 from fedjax_ssl.methods.parts.channel_terms import with_l1
-from fedjax_ssl.methods.parts.consistency import adversarial_pass
 from fedjax_ssl.methods.parts.recommended import IN_SETS
-from fedjax_ssl.methods.parts.settings import Count, CountOrZero, Positive, Weight
+from fedjax_ssl.methods.parts.setting_types import Count, CountOrZero, Positive, Weight
 from fedjax_ssl.methods.parts.terms import augmented_view
+from fedjax_ssl.methods.parts.views_and_teachers import adversarial_pass
 from fedjax_ssl.objectives import consistency_ramp, divergence_from, proportion_loss
 
 RECOMMENDED = {"fedllp": {"sets": IN_SETS}, "fedllp_vat": {"sets": IN_SETS}}

@@ -67,8 +67,7 @@ from fedjax_ssl.federated.setup import Setup
 from fedjax_ssl.federated.traffic import BYTES_PER_NUMBER, count
 from fedjax_ssl.federated.uploads import UploadTransform
 from fedjax_ssl.keys import named_key
-from fedjax_ssl.methods.parts import settings as kinds
-from fedjax_ssl.methods.parts.consistency import strong_view
+from fedjax_ssl.methods.parts import setting_types as kinds
 from fedjax_ssl.methods.parts.matched_batches import Bounds, matched_batches
 from fedjax_ssl.methods.parts.sparse_messages import merge, message_bytes, num_sent
 from fedjax_ssl.methods.parts.terms import (
@@ -77,6 +76,7 @@ from fedjax_ssl.methods.parts.terms import (
     diagnose_pseudo_labels,
     supervised_term,
 )
+from fedjax_ssl.methods.parts.views_and_teachers import strong_view
 from fedjax_ssl.models import count_parameters
 from fedjax_ssl.objectives import (
     agreement_vote,

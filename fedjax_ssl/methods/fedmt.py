@@ -68,7 +68,7 @@ from fedjax_ssl.methods.parts.confident_pseudo_labels import (
     sent_to,
 )
 from fedjax_ssl.methods.parts.recommended import AT_SERVER
-from fedjax_ssl.methods.parts.settings import BetaParameter, Share, Weight
+from fedjax_ssl.methods.parts.setting_types import BetaParameter, Share, Weight
 from fedjax_ssl.methods.parts.terms import augmented_view, examples_mask
 from fedjax_ssl.objectives import Channel
 

@@ -33,7 +33,7 @@ from fedjax_ssl.federated.contract import LocalStep, StepTaken, TakeStep
 from fedjax_ssl.keys import named_key
 from fedjax_ssl.methods.parts.channel_terms import known_stage
 from fedjax_ssl.methods.parts.recommended import IN_SETS
-from fedjax_ssl.methods.parts.settings import BetaParameter, CountOrZero, Share, Weight
+from fedjax_ssl.methods.parts.setting_types import BetaParameter, CountOrZero, Share, Weight
 from fedjax_ssl.methods.parts.terms import augmented_view
 from fedjax_ssl.objectives import batch_cross_entropy, mixup, mixup_cross_entropy, mixup_share
 

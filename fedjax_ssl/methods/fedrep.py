@@ -60,7 +60,7 @@ from fedjax_ssl.methods.parts.second_head import (
     coarse_term,
     count_coarse,
 )
-from fedjax_ssl.methods.parts.settings import Count
+from fedjax_ssl.methods.parts.setting_types import Count
 from fedjax_ssl.methods.parts.terms import augmented_view
 from fedjax_ssl.models import count_parameters
 from fedjax_ssl.objectives import batch_cross_entropy

@@ -67,10 +67,10 @@ from fedjax_ssl.federated.packing import packing
 from fedjax_ssl.federated.sampler import fixed_steps, paired_batches
 from fedjax_ssl.federated.setup import Setup
 from fedjax_ssl.federated.traffic import count
-from fedjax_ssl.methods.parts.consistency import judge_unlabelled, strong_view
 from fedjax_ssl.methods.parts.recommended import AT_CLIENTS
-from fedjax_ssl.methods.parts.settings import Count, CountOrZero, Weight
+from fedjax_ssl.methods.parts.setting_types import Count, CountOrZero, Weight
 from fedjax_ssl.methods.parts.terms import LABELLED, UNLABELLED, augmented_view, supervised_term
+from fedjax_ssl.methods.parts.views_and_teachers import judge_unlabelled, strong_view
 from fedjax_ssl.objectives import fixmatch_loss
 
 GROUP = "model"

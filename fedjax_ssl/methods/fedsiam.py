@@ -24,11 +24,16 @@ from jaxtyping import Array
 
 from fedjax_ssl.checks import checked
 from fedjax_ssl.federated import Recipe, Setup, Step
-from fedjax_ssl.methods.parts.consistency import Teacher, second_pass, taught_term, teacher_network
 from fedjax_ssl.methods.parts.recommended import AT_CLIENTS
-from fedjax_ssl.methods.parts.settings import Count, CountOrZero, Decay, Weight
+from fedjax_ssl.methods.parts.setting_types import Count, CountOrZero, Decay, Weight
 from fedjax_ssl.methods.parts.terms import augmented_view
 from fedjax_ssl.methods.parts.two_stages import after_labelled_stage, mixed_stage
+from fedjax_ssl.methods.parts.views_and_teachers import (
+    Teacher,
+    second_pass,
+    taught_term,
+    teacher_network,
+)
 from fedjax_ssl.objectives import batch_cross_entropy, consistency, consistency_ramp
 
 RECOMMENDED = {"fedsiam": {"per_client": {**AT_CLIENTS, "model.aux_head": True}}}

@@ -30,7 +30,7 @@ from fedjax_ssl.methods.parts.second_head import (
     coarse_term,
     count_coarse,
 )
-from fedjax_ssl.methods.parts.settings import Count
+from fedjax_ssl.methods.parts.setting_types import Count
 from fedjax_ssl.methods.parts.static_batch_norm import with_static_batch_norm
 
 RECOMMENDED = {

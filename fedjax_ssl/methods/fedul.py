@@ -25,7 +25,7 @@ from fedjax_ssl.federated import Needs, Recipe, Setup
 from fedjax_ssl.methods.parts.channel_terms import KNOWN, channel_term, known_stage, own_channel
 from fedjax_ssl.methods.parts.composition import Part
 from fedjax_ssl.methods.parts.recommended import IN_SETS
-from fedjax_ssl.methods.parts.settings import Weight
+from fedjax_ssl.methods.parts.setting_types import Weight
 
 RECOMMENDED = {"fedul": {"sets": IN_SETS}}
 

@@ -32,7 +32,7 @@ from fedjax_ssl.methods.parts import graph_pseudo_labels as graphs
 from fedjax_ssl.methods.parts.channel_terms import KNOWN, channel_of
 from fedjax_ssl.methods.parts.composition import Part, composition
 from fedjax_ssl.methods.parts.recommended import MIXED
-from fedjax_ssl.methods.parts.settings import CountOrZero, Positive, Share, Weight
+from fedjax_ssl.methods.parts.setting_types import CountOrZero, Positive, Share, Weight
 from fedjax_ssl.methods.parts.terms import (
     UNLABELLED,
     PseudoLabels,

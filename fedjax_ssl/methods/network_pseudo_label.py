@@ -20,7 +20,7 @@ from fedjax_ssl.federated import Client, Recipe, RoundContext, Setup
 from fedjax_ssl.federated.contract import PyTree
 from fedjax_ssl.keys import named_key
 from fedjax_ssl.methods.parts.recommended import AT_CLIENTS
-from fedjax_ssl.methods.parts.settings import CountOrZero
+from fedjax_ssl.methods.parts.setting_types import CountOrZero
 from fedjax_ssl.methods.parts.terms import PseudoLabels, network_pseudo_labels, pseudo_label_term
 from fedjax_ssl.methods.parts.two_stages import after_labelled_stage, mixed_stage
 

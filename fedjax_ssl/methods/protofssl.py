@@ -66,7 +66,6 @@ from fedjax_ssl.federated.uploads import UploadTransform
 from fedjax_ssl.graph.weighting import class_counts
 from fedjax_ssl.keys import named_key
 from fedjax_ssl.methods.parts.composition import Part
-from fedjax_ssl.methods.parts.consistency import judge_unlabelled
 from fedjax_ssl.methods.parts.prototype_bank import (
     PrototypeBank,
     PrototypeSets,
@@ -76,7 +75,7 @@ from fedjax_ssl.methods.parts.prototype_bank import (
     newest_sets,
     push,
 )
-from fedjax_ssl.methods.parts.settings import Count, CountOrZero, Positive, Share, Weight
+from fedjax_ssl.methods.parts.setting_types import Count, CountOrZero, Positive, Share, Weight
 from fedjax_ssl.methods.parts.static_batch_norm import with_static_batch_norm
 from fedjax_ssl.methods.parts.terms import (
     PseudoLabels,
@@ -85,6 +84,7 @@ from fedjax_ssl.methods.parts.terms import (
     network_features,
     pseudo_label_term,
 )
+from fedjax_ssl.methods.parts.views_and_teachers import judge_unlabelled
 from fedjax_ssl.models import Outputs, count_parameters
 
 # The paper's, but for the distance: divided by the number of features it learns slowly with a small

@@ -33,7 +33,7 @@ from fedjax_ssl.methods.parts.confident_pseudo_labels import (
     confident_term,
 )
 from fedjax_ssl.methods.parts.recommended import AT_SERVER
-from fedjax_ssl.methods.parts.settings import BetaParameter, Share, Weight
+from fedjax_ssl.methods.parts.setting_types import BetaParameter, Share, Weight
 
 RECOMMENDED = {"semifl": {"server": AT_SERVER}, "single": {"server": AT_SERVER}}
 

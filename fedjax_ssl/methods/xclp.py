@@ -34,7 +34,7 @@ from fedjax_ssl.checks import checked
 from fedjax_ssl.federated import Recipe, RoundContext, RoundResult, Setup, Traffic, count
 from fedjax_ssl.federated.contract import Metrics, PyTree
 from fedjax_ssl.federated.participation import BEFORE_TRAINING
-from fedjax_ssl.graph.settings import Hamming, Level
+from fedjax_ssl.graph.graph_settings import Hamming, Level
 from fedjax_ssl.keys import named_key
 from fedjax_ssl.methods.parts.graph_pseudo_labels import (
     GraphPseudoLabels,
@@ -46,7 +46,7 @@ from fedjax_ssl.methods.parts.graph_pseudo_labels import (
     to_pseudo_labels,
 )
 from fedjax_ssl.methods.parts.recommended import AT_CLIENTS, MIXED
-from fedjax_ssl.methods.parts.settings import CountOrZero
+from fedjax_ssl.methods.parts.setting_types import CountOrZero
 from fedjax_ssl.methods.parts.terms import PseudoLabels, examples_mask, pseudo_label_term
 from fedjax_ssl.methods.parts.two_stages import after_labelled_stage, mixed_stage
 from fedjax_ssl.registry import secure_protocols

@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from fedjax_ssl.models.convolution import conv2d, conv_general_dilated
     from fedjax_ssl.models.layers import unit_length
     from fedjax_ssl.models.model import PRECISIONS, Model, Outputs, count_parameters, in_precision
+    from fedjax_ssl.models.named_networks import MODELS, available, build, options
     from fedjax_ssl.models.own_networks import from_linen, from_nnx
     from fedjax_ssl.models.pooling import max_pool
     from fedjax_ssl.models.pretrained import started
-    from fedjax_ssl.models.registry import MODELS, available, build, options
 
 __getattr__, __dir__ = attach(__name__)

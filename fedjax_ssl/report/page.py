@@ -16,7 +16,7 @@ import pandas
 
 import fedjax_ssl
 from fedjax_ssl.errors import counted
-from fedjax_ssl.folder.folder import SEARCH_FILE, SWEEP_FILE, RunFolderError, read_stored
+from fedjax_ssl.folder.folder_lock import SEARCH_FILE, SWEEP_FILE, RunFolderError, read_stored
 from fedjax_ssl.folder.stored_run import StoredRun
 from fedjax_ssl.report.classes import scores_of, tables_of
 from fedjax_ssl.report.curves import AXES, Map, curves_of, maps_of, profiles_of

@@ -14,7 +14,7 @@ import pandas
 
 from fedjax_ssl.data.sites_apart import remedy
 from fedjax_ssl.errors import UserError, counted
-from fedjax_ssl.folder.folder import COMPARED, flat_config
+from fedjax_ssl.folder.folder_lock import COMPARED, flat_config
 from fedjax_ssl.folder.progress import no_protection
 from fedjax_ssl.folder.stored_run import StoredRun, find_runs, on_other_data, only_class, read_run
 from fedjax_ssl.registry import did_you_mean

@@ -18,7 +18,7 @@ import numpy as np
 from fedjax_ssl import config as configs
 from fedjax_ssl.federated import BY_CLIENT, GLOBAL_BY_CLIENT, ServerState
 from fedjax_ssl.folder.files import encode_json
-from fedjax_ssl.folder.folder import CODE_FOLDER
+from fedjax_ssl.folder.folder_lock import CODE_FOLDER
 from fedjax_ssl.folder.progress import Progress
 from fedjax_ssl.folder.run_folder import RunFolder
 from fedjax_ssl.folder.writers import Writers

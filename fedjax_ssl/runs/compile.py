@@ -38,7 +38,7 @@ from fedjax_ssl.federated import (
 from fedjax_ssl.federated.contract import Metrics
 from fedjax_ssl.federated.memory import FittingProgram, bytes_of, bytes_to_come, is_out_of_memory
 from fedjax_ssl.folder.files import bytes_in_words, plain_value
-from fedjax_ssl.folder.folder import flat_config
+from fedjax_ssl.folder.folder_lock import flat_config
 from fedjax_ssl.registry import CHANGES
 from fedjax_ssl.runs.build import (
     Built,

@@ -47,7 +47,7 @@ from fedjax_ssl.data.reading.features import TableReading
 from fedjax_ssl.errors import UserError, did_you_mean, note
 from fedjax_ssl.federated import Method, ServerState
 from fedjax_ssl.folder.checkpoint import Checkpoints
-from fedjax_ssl.folder.folder import CODE_FOLDER
+from fedjax_ssl.folder.folder_lock import CODE_FOLDER
 from fedjax_ssl.folder.resume import changed_code
 from fedjax_ssl.folder.stored_run import StoredRun, read_run
 from fedjax_ssl.runs import own_sources

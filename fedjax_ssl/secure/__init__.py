@@ -12,7 +12,7 @@ docs/secure.md. Needs the extra `secure`. Importing this package loads no protoc
 
 from typing import TYPE_CHECKING, get_args
 
-from fedjax_ssl.graph.settings import Hamming, Level
+from fedjax_ssl.graph.graph_settings import Hamming, Level
 from fedjax_ssl.lazy import attach
 from fedjax_ssl.secure.protocol_errors import (
     SERVER,

@@ -15,7 +15,7 @@ from typing import Any
 from fedjax_ssl import command_line, gpus
 from fedjax_ssl.config import ConfigError
 from fedjax_ssl.errors import counted
-from fedjax_ssl.folder.folder import FolderLock
+from fedjax_ssl.folder.folder_lock import FolderLock
 from fedjax_ssl.sweep import axes, results, workers
 from fedjax_ssl.sweep import plan as plans
 from fedjax_ssl.sweep.plan import Plan, names_of, needed

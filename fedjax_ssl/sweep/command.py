@@ -21,7 +21,7 @@ from fedjax_ssl.cli import parser as new_parser
 from fedjax_ssl.config import ConfigError
 from fedjax_ssl.data.sites_apart import remedy
 from fedjax_ssl.errors import counted, how_to_install
-from fedjax_ssl.folder.folder import FolderLock, RunFolderError
+from fedjax_ssl.folder.folder_lock import FolderLock, RunFolderError
 from fedjax_ssl.folder.stored_run import on_other_data, only_class
 from fedjax_ssl.runs.divergence import EXIT_CODE
 from fedjax_ssl.sweep import axes, cluster, results, search, workers

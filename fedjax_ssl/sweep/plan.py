@@ -23,14 +23,14 @@ from fedjax_ssl.config import ConfigError
 from fedjax_ssl.data.federation.supervision import build_supervision
 from fedjax_ssl.errors import counted, how_to_install
 from fedjax_ssl.folder.files import plain_value, write_atomically
-from fedjax_ssl.folder.folder import (
+from fedjax_ssl.folder.folder_lock import (
     COMPARED,
     RunFolderError,
     config_differences,
     flat_config,
     read_stored,
 )
-from fedjax_ssl.folder.folder import SWEEP_FILE as FILE
+from fedjax_ssl.folder.folder_lock import SWEEP_FILE as FILE
 from fedjax_ssl.gone import without_gone
 from fedjax_ssl.registry import did_you_mean
 from fedjax_ssl.runs.build import federate, load_resolved

@@ -25,8 +25,13 @@ from fedjax_ssl import config as configs
 from fedjax_ssl.config import ConfigError
 from fedjax_ssl.errors import counted
 from fedjax_ssl.folder.files import plain_value, write_atomically
-from fedjax_ssl.folder.folder import SEARCH_FILE as FILE
-from fedjax_ssl.folder.folder import FolderLock, RunFolderError, config_differences, read_stored
+from fedjax_ssl.folder.folder_lock import SEARCH_FILE as FILE
+from fedjax_ssl.folder.folder_lock import (
+    FolderLock,
+    RunFolderError,
+    config_differences,
+    read_stored,
+)
 from fedjax_ssl.folder.stored_run import read_run
 from fedjax_ssl.runs.callbacks import Block, Callback
 from fedjax_ssl.runs.compile import static_part

@@ -22,7 +22,7 @@ from fedjax_ssl.data.sites_apart import sites_apart
 from fedjax_ssl.errors import UserError, counted, note
 from fedjax_ssl.folder import read_run
 from fedjax_ssl.folder.files import write_output
-from fedjax_ssl.pictures import use_matplotlib
+from fedjax_ssl.plotting import use_matplotlib
 from fedjax_ssl.prediction import points_of
 from fedjax_ssl.runs.build import federate, load_experiment, load_resolved
 from fedjax_ssl.runs.prediction_files import as_csv

@@ -17,7 +17,7 @@ from fedjax_ssl.encoding import write
 from fedjax_ssl.encoding.encoders import Encoder, checked
 from fedjax_ssl.errors import UserError
 from fedjax_ssl.folder.files import StorageError
-from fedjax_ssl.methods.parts.consistency import second_pass
+from fedjax_ssl.methods.parts.views_and_teachers import second_pass
 from tests import toy
 
 BLOCK = 16

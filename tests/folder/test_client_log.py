@@ -2,7 +2,7 @@ import contextlib
 
 import pytest
 
-from fedjax_ssl.folder.folder import FolderMended
+from fedjax_ssl.folder.folder_lock import FolderMended
 from fedjax_ssl.folder.rows import ClientLog
 
 

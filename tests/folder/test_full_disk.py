@@ -12,7 +12,7 @@ import pytest
 
 from fedjax_ssl.folder import files, rows
 from fedjax_ssl.folder.files import StorageError
-from fedjax_ssl.folder.folder import RunFolderError
+from fedjax_ssl.folder.folder_lock import RunFolderError
 from fedjax_ssl.folder.run_folder import RunFolder
 
 CONFIG = {"method": {"name": "fedavg"}, "seed": 0}

@@ -6,11 +6,11 @@ import sys
 import filelock
 import pytest
 
-from fedjax_ssl.folder.folder import FolderLock, FolderLocked
+from fedjax_ssl.folder.folder_lock import FolderLock, FolderLocked
 
 HOLD = """
 import sys
-from fedjax_ssl.folder.folder import FolderLock
+from fedjax_ssl.folder.folder_lock import FolderLock
 held = FolderLock(sys.argv[1])
 print("held", flush=True)
 sys.stdin.read()

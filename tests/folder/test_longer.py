@@ -11,7 +11,7 @@ import pytest
 from fedjax_ssl import config as configs
 from fedjax_ssl import load_run, presets
 from fedjax_ssl.folder.checkpoint import to_arrays
-from fedjax_ssl.folder.folder import ConfigMismatch
+from fedjax_ssl.folder.folder_lock import ConfigMismatch
 from fedjax_ssl.folder.resume import restorable, why_not_longer
 from fedjax_ssl.runs.loop import run
 from tests.runs.test_resume import experiment, results_of, rows_of

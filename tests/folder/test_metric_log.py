@@ -4,7 +4,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_ssl.folder.folder import RunFolderError
+from fedjax_ssl.folder.folder_lock import RunFolderError
 from fedjax_ssl.folder.rows import MetricLog
 
 

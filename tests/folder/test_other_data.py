@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from fedjax_ssl import config as configs
-from fedjax_ssl.folder.folder import FolderMended, RunFolderError
+from fedjax_ssl.folder.folder_lock import FolderMended, RunFolderError
 from fedjax_ssl.folder.stored_run import on_other_data
 from fedjax_ssl.runs.loop import run
 

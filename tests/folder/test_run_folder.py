@@ -2,7 +2,7 @@ import json
 
 import pytest
 
-from fedjax_ssl.folder.folder import (
+from fedjax_ssl.folder.folder_lock import (
     ConfigMismatch,
     FolderLocked,
     RunFolderError,

@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from fedjax_ssl.folder.folder import RunFolderError
+from fedjax_ssl.folder.folder_lock import RunFolderError
 from fedjax_ssl.folder.stored_run import find_runs, read_run
 
 CONFIG = {"seed": 3, "rounds": 60, "method": {"name": "fedavg"}}

@@ -9,7 +9,7 @@ import numpy as np
 from PIL import Image
 
 from fedjax_ssl import config
-from fedjax_ssl.folder.folder import flat_config
+from fedjax_ssl.folder.folder_lock import flat_config
 
 VERSIONS = {"python": "3.11.7", "fedjax_ssl": "0.1.0", "jax": "0.10.2", "numpy": "2.4.6"}
 QUALITY = {"fedavg": 0.87, "fixmatch": 0.885, "semifl": 0.90, "fedmatch": 0.88, "xclp": 0.925}

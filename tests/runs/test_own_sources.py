@@ -9,7 +9,7 @@ import pytest
 import fedjax_ssl as fs
 from fedjax_ssl import presets
 from fedjax_ssl.errors import ConfigNote
-from fedjax_ssl.folder.folder import FolderMended, RunFolderError
+from fedjax_ssl.folder.folder_lock import FolderMended, RunFolderError
 from fedjax_ssl.own_code import sources
 from fedjax_ssl.runs import own_sources
 from fedjax_ssl.runs.loop import run

@@ -9,7 +9,7 @@ import pytest
 from fedjax_ssl import config as configs
 from fedjax_ssl import data
 from fedjax_ssl.cli.data import main
-from fedjax_ssl.folder.folder import RunFolderError
+from fedjax_ssl.folder.folder_lock import RunFolderError
 from fedjax_ssl.runs.loop import run
 from tests.docs.test_example import run_block
 from tests.runs.test_resume import rows_of

@@ -20,7 +20,7 @@ import pytest
 from fedjax_ssl import config as configs
 from fedjax_ssl.cli import main
 from fedjax_ssl.errors import ConfigError, ConfigNote
-from fedjax_ssl.folder.folder import RunFolderError
+from fedjax_ssl.folder.folder_lock import RunFolderError
 from fedjax_ssl.folder.run_folder import RunFolder
 from fedjax_ssl.runs import divergence
 from fedjax_ssl.runs.compile import OutOfMemory, described

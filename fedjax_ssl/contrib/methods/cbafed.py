@@ -74,7 +74,7 @@ from fedjax_ssl.methods.parts.confident_pseudo_labels import (
     labelled_view,
     sent_to,
 )
-from fedjax_ssl.methods.parts.settings import Count, CountOrZero, Decay, Share, Weight
+from fedjax_ssl.methods.parts.setting_types import Count, CountOrZero, Decay, Share, Weight
 from fedjax_ssl.methods.parts.terms import examples_mask, supervised_term
 
 RECOMMENDED = {

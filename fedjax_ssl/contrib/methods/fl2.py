@@ -64,7 +64,7 @@ from fedjax_ssl.methods.parts.confident_pseudo_labels import (
     sent_to,
 )
 from fedjax_ssl.methods.parts.recommended import AT_SERVER
-from fedjax_ssl.methods.parts.settings import CountOrZero, Positive, Share, Weight
+from fedjax_ssl.methods.parts.setting_types import CountOrZero, Positive, Share, Weight
 from fedjax_ssl.methods.parts.terms import examples_mask
 from fedjax_ssl.objectives import batch_cross_entropy, divergence_from, sharpness_ascent
 

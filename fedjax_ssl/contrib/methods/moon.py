@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 from fedjax_ssl.federated import AtClient, Client, ClientResult, PyTree, Setup, Step, Term
-from fedjax_ssl.methods.parts.settings import Positive
+from fedjax_ssl.methods.parts.setting_types import Positive
 from fedjax_ssl.methods.parts.terms import augmented_view
 from fedjax_ssl.models import unit_length
 

@@ -70,7 +70,6 @@ from fedjax_ssl.federated import (
     never,
 )
 from fedjax_ssl.keys import named_key
-from fedjax_ssl.methods.parts.consistency import strong_view
 from fedjax_ssl.methods.parts.guess import (
     Guess,
     Guessing,
@@ -79,8 +78,16 @@ from fedjax_ssl.methods.parts.guess import (
     guesses_of,
     labeller,
 )
-from fedjax_ssl.methods.parts.settings import Count, CountOrZero, Decay, Positive, Share, Weight
+from fedjax_ssl.methods.parts.setting_types import (
+    Count,
+    CountOrZero,
+    Decay,
+    Positive,
+    Share,
+    Weight,
+)
 from fedjax_ssl.methods.parts.terms import LABELLED, UNLABELLED, augmented_view, supervised_term
+from fedjax_ssl.methods.parts.views_and_teachers import strong_view
 from fedjax_ssl.models import Model
 from fedjax_ssl.objectives import batch_mean, soft_label_divergence
 

@@ -32,7 +32,6 @@ from fedjax_ssl.checks import checked
 from fedjax_ssl.contrib.methods._whole_batches import RECOMMENDED as WHOLE_BATCHES
 from fedjax_ssl.contrib.methods._whole_batches import whole_batches
 from fedjax_ssl.federated import Recipe, Setup, Step, Term
-from fedjax_ssl.methods.parts.consistency import strong_view
 from fedjax_ssl.methods.parts.guess import (
     Counts,
     Guess,
@@ -41,8 +40,9 @@ from fedjax_ssl.methods.parts.guess import (
     guesses_of,
     received_logits,
 )
-from fedjax_ssl.methods.parts.settings import Count, Share, Weight
+from fedjax_ssl.methods.parts.setting_types import Count, Share, Weight
 from fedjax_ssl.methods.parts.terms import UNLABELLED, augmented_view, supervised_term
+from fedjax_ssl.methods.parts.views_and_teachers import strong_view
 from fedjax_ssl.objectives import soft_label_divergence
 
 RECOMMENDED = {"sage": WHOLE_BATCHES}

@@ -37,7 +37,7 @@ from fedjax_ssl.federated import (
     over_layers,
     packing,
 )
-from fedjax_ssl.methods.parts.settings import Share, Weight
+from fedjax_ssl.methods.parts.setting_types import Share, Weight
 
 
 class OwnModel(NamedTuple):

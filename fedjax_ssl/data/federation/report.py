@@ -10,7 +10,7 @@ from jaxtyping import Int
 from fedjax_ssl.data.federation.federated_data import FederatedData, real_rows
 from fedjax_ssl.data.reading.own import some
 from fedjax_ssl.errors import counted
-from fedjax_ssl.pictures import use_matplotlib
+from fedjax_ssl.plotting import use_matplotlib
 
 _BARS = " ▁▂▃▄▅▆▇█"
 # columns in words

@@ -11,7 +11,7 @@ from jaxtyping import Array
 from fedjax_ssl.checks import checked
 from fedjax_ssl.federated import Client, Recipe, Schedule
 from fedjax_ssl.keys import named_key
-from fedjax_ssl.methods.parts.settings import Share
+from fedjax_ssl.methods.parts.setting_types import Share
 
 
 @checked

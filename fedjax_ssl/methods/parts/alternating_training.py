@@ -11,7 +11,7 @@ from fedjax_ssl.federated import (
     Training,
     labelled_epochs,
 )
-from fedjax_ssl.methods.parts.settings import Count
+from fedjax_ssl.methods.parts.setting_types import Count
 from fedjax_ssl.methods.parts.static_batch_norm import with_static_batch_norm
 from fedjax_ssl.methods.parts.terms import supervised_term
 

@@ -41,13 +41,13 @@ from fedjax_ssl.federated.contract import (
 from fedjax_ssl.federated.forward import labelling_key
 from fedjax_ssl.federated.sampler import batches_per_epoch, masked_permutation
 from fedjax_ssl.keys import named_key
-from fedjax_ssl.methods.parts.consistency import strong_view
 from fedjax_ssl.methods.parts.terms import (
     PseudoLabels,
     diagnose_pseudo_labels,
     examples_mask,
     network_outputs,
 )
+from fedjax_ssl.methods.parts.views_and_teachers import strong_view
 from fedjax_ssl.objectives import (
     at_least_float32,
     batch_cross_entropy,

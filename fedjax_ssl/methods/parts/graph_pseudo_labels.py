@@ -21,10 +21,10 @@ from fedjax_ssl.federated import (
     map_rows,
 )
 from fedjax_ssl.federated.contract import Metrics
-from fedjax_ssl.graph.settings import CODE, ConfidenceScale, GraphSettings, LabelNorm
+from fedjax_ssl.graph.graph_settings import CODE, ConfidenceScale, GraphSettings, LabelNorm
 from fedjax_ssl.graph.weighting import scale_confidence
 from fedjax_ssl.keys import named_key
-from fedjax_ssl.methods.parts.settings import Positive
+from fedjax_ssl.methods.parts.setting_types import Positive
 from fedjax_ssl.methods.parts.terms import (
     PseudoLabels,
     examples_mask,

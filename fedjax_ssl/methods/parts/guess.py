@@ -26,7 +26,7 @@ from fedjax_ssl.federated.contract import (
     PyTree,
     RoundContext,
 )
-from fedjax_ssl.methods.parts.settings import Decay
+from fedjax_ssl.methods.parts.setting_types import Decay
 from fedjax_ssl.methods.parts.terms import (
     UNLABELLED,
     PseudoLabels,

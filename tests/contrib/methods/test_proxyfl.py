@@ -11,9 +11,9 @@ from fedjax_ssl import federated, methods, models
 from fedjax_ssl.contrib.methods._whole_batches import whole_batches
 from fedjax_ssl.contrib.methods.proxyfl import head_of, with_projections
 from fedjax_ssl.federated import Recipe, Step, build
-from fedjax_ssl.methods.parts.consistency import strong_view
 from fedjax_ssl.methods.parts.guess import Guessing, guesses_of
 from fedjax_ssl.methods.parts.terms import UNLABELLED, augmented_view, supervised_term
+from fedjax_ssl.methods.parts.views_and_teachers import strong_view
 from fedjax_ssl.models.model import count_parameters
 from fedjax_ssl.objectives import batch_mean, cross_entropy
 from tests import toy

@@ -7,7 +7,7 @@ import sys
 
 def test_a_backend_that_matplotlib_does_not_know_stops_nothing():
     code = (
-        "import os, fedjax_ssl.pictures as pictures; pictures.use_matplotlib();"
+        "import os, fedjax_ssl.plotting as plotting; plotting.use_matplotlib();"
         "from matplotlib.backends.backend_agg import FigureCanvasAgg;"
         "print(os.environ['MPLBACKEND'])"
     )
