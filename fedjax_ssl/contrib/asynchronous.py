@@ -32,7 +32,7 @@ from fedjax_ssl.federated import (
 )
 from fedjax_ssl.federated.uploads import UploadTransform
 from fedjax_ssl.keys import named_key
-from fedjax_ssl.methods.parts.settings import Share
+from fedjax_ssl.methods.parts.setting_types import Share
 
 _LATE = "late"  # of `Upload.averages`
 
