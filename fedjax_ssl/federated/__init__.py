@@ -71,16 +71,18 @@ if TYPE_CHECKING:
     )
     from fedjax_ssl.federated.execution import (
         CLIENTS_AT_ONCE,
+        PLACEMENTS,
+        REDUCTIONS,
         VECTORIZED_RUNS,
         Choice,
         Execution,
-        decided_by_sizes,
         execute,
         tree_bytes,
     )
     from fedjax_ssl.federated.forward import AUGMENT, GATHER, map_rows, separate_passes
     from fedjax_ssl.federated.grouped import grouped
     from fedjax_ssl.federated.leaves import what_leaves
+    from fedjax_ssl.federated.local_models import CLIENT_MODELS
     from fedjax_ssl.federated.local_optimizer import (
         OPTIMIZERS,
         LocalOptimizer,
@@ -88,7 +90,7 @@ if TYPE_CHECKING:
         over_layers,
     )
     from fedjax_ssl.federated.memory import USABLE, device_memory, how_many_fit, own_memory
-    from fedjax_ssl.federated.messages import ClientLog, Download, Total, Upload
+    from fedjax_ssl.federated.messages import Download, Total, Upload
     from fedjax_ssl.federated.optimizer_registry import FEDERATED_OPTIMIZERS
     from fedjax_ssl.federated.optimizers import (
         PLAIN_SGD,
@@ -114,9 +116,8 @@ if TYPE_CHECKING:
         Participation,
         participation,
     )
-    from fedjax_ssl.federated.placement import PLACEMENTS, REDUCTIONS, deal, map_clients
+    from fedjax_ssl.federated.placement import deal, map_clients
     from fedjax_ssl.federated.recipe import Method, Needs, ParameterGroups, Recipe, own_model
-    from fedjax_ssl.federated.round import CLIENT_MODELS
     from fedjax_ssl.federated.sampler import (
         Steps,
         batches_per_epoch,
@@ -131,7 +132,7 @@ if TYPE_CHECKING:
     )
     from fedjax_ssl.federated.schedules import SCHEDULES, learning_rate_schedule, schedule_name
     from fedjax_ssl.federated.setup import WEIGHTINGS, Facts, LearningRate, Setup
-    from fedjax_ssl.federated.steps_ahead import who_trains
+    from fedjax_ssl.federated.steps_ahead import decided_by_sizes, who_trains
     from fedjax_ssl.federated.traffic import BYTES_PER_NUMBER, count, to_numbers
 
 __getattr__, __dir__ = attach(__name__)

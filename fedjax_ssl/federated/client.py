@@ -39,7 +39,6 @@ from fedjax_ssl.federated.forward import forward_views, gather_streams, labellin
 from fedjax_ssl.federated.local_optimizer import descend
 from fedjax_ssl.federated.messages import (
     Arrivals,
-    ClientLog,
     Download,
     Total,
     Upload,
@@ -48,7 +47,7 @@ from fedjax_ssl.federated.messages import (
 from fedjax_ssl.federated.optimizers import Local
 from fedjax_ssl.federated.packing import apart, cut, packing
 from fedjax_ssl.federated.plan import Batch, ClientProgress, Plan, batch_of, step_bound
-from fedjax_ssl.federated.recipe import ParameterGroups
+from fedjax_ssl.federated.recipe import ParameterGroups, Recipe
 from fedjax_ssl.federated.setup import WEIGHTINGS, Setup
 from fedjax_ssl.federated.uploads.transform import UploadTransform, chain, is_finite
 from fedjax_ssl.keys import named_key
@@ -67,7 +66,6 @@ class LocalRound(NamedTuple):
     groups: ParameterGroups
     training: Training
     download: Download
-    keep_models: bool  # the clients' models are stacked, too
     uploads: UploadTransform
     packings: dict[str, Packing]  # by parameter group
     common: Grouped  # global parameters
@@ -127,35 +125,27 @@ class LocalRound(NamedTuple):
         return Snapshot(self.groups.combine(groups), statistics, groups)
 
 
-def local_round(
-    setup: Setup,
-    groups: ParameterGroups,
-    training: Training,
-    keep_models: bool,
-    download: Download,
-) -> LocalRound:
+def local_round(recipe: Recipe, training: Training, download: Download) -> LocalRound:
     """Prepare a round's local training for all clients.
 
     Args:
-        setup: the run.
-        groups: parameter groups.
+        recipe: the method in its run.
         training: terms, batches, rate and weight of the clients.
-        keep_models: the clients' models are stacked, too.
         download: message to all clients.
     """
+    groups = recipe.groups
     packings = {group: packing(download.params[group]) for group in groups.names}
     statistics, unravel = ravel_pytree(download.model_state)
     return LocalRound(
-        setup,
-        groups,
-        training,
-        download,
-        keep_models,
-        chain(*setup.uploads),
-        packings,
-        {group: packings[group].pack(download.params[group]) for group in groups.names},
-        statistics,
-        partial(cut, unravel),
+        setup=recipe.setup,
+        groups=groups,
+        training=training,
+        download=download,
+        uploads=chain(*recipe.setup.uploads),
+        packings=packings,
+        common={group: one.pack(download.params[group]) for group, one in packings.items()},
+        statistics=statistics,
+        unravel=partial(cut, unravel),
     )
 
 
@@ -178,25 +168,19 @@ def train_client(
         (what is added up over the cohort, what is stacked).
     """
     begin = start_client(local, client)
+    # A traced number of steps is exact: nothing differentiates through the loop.
+    length = plan.num_steps if loop == "own" else step_bound(plan)
 
     @jax.named_scope(LOCAL_STEP)
-    def one_step(number: Int[Array, ""], progress: ClientProgress) -> ClientProgress:
-        return take_local_step(local, client, number, batch_of(plan, number), progress)
+    def take_step(number: Int[Array, ""], progress: ClientProgress) -> ClientProgress:
+        after = take_local_step(local, client, number, batch_of(plan, number), progress)
+        if loop == "bound":
+            after = jax.tree.map(partial(jnp.where, number < plan.num_steps), after, progress)
+        return after
 
-    @jax.named_scope(LOCAL_STEP)
-    def step_or_not(number: Int[Array, ""], progress: ClientProgress) -> ClientProgress:
-        own = number < plan.num_steps
-        return jax.tree.map(partial(jnp.where, own), one_step(number, progress), progress)
-
+    end = jax.lax.fori_loop(0, length, take_step, begin)
     if loop == "whole":
-        end = jax.lax.fori_loop(0, step_bound(plan), one_step, begin)
         end = jax.tree.map(partial(jnp.where, plan.num_steps > 0), end, begin)
-    elif loop == "bound":
-        end = jax.lax.fori_loop(0, step_bound(plan), step_or_not, begin)
-    else:
-        # A loop with a traced bound: a client takes exactly its own number of steps. Nothing
-        # differentiates through it.
-        end = jax.lax.fori_loop(0, plan.num_steps, one_step, begin)
     return finish_client(local, client, plan, end)
 
 
@@ -441,12 +425,15 @@ def finish_client(
         federated=kept_by_optimizer,
         model_state=end.model_state if groups.own_statistics else (),
     )
-    log = ClientLog(
+    return total, Arrivals(
+        terms=upload.terms,
+        counts=counted,
+        arrived=arrived,
+        lost=lost,
+        kept=kept,
         measured={term.name: term.log.measure(result) for term in terms},
-        model=Snapshot(result.params, result.model_state) if local.keep_models else None,
+        parts=() if setup.combine_uploads is None else total,
     )
-    parts = () if setup.combine_uploads is None else total
-    return total, Arrivals(upload.terms, counted, arrived, lost, kept, log, parts)
 
 
 def _result_of(

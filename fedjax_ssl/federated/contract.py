@@ -291,8 +291,8 @@ class RoundResult(NamedTuple):
     counts: Bool[Array, " p"]  # True for clients that trained and were kept
     averages: PyTree  # what `client.average` sent, times the clients' weights, summed
     weight: Float[Array, ""]  # sum of these weights
-    before: ServerState  # the state that the round began with
-    after: ServerState  # averaged; the states of terms are those after `prepare`
+    before: ServerState  # that the round began with; states of terms are those after `prepare`
+    after: ServerState  # averaged; likewise
 
     def mean_or(self, before: PyTree) -> PyTree:
         """Return the weighted mean of what `client.average` sent; `before` where nobody counts."""
@@ -550,6 +550,15 @@ class Stage(NamedTuple):
     def client_terms(self) -> tuple[Term, ...]:
         """Losses of clients; none where only the server trains."""
         return () if self.clients is None else self.clients.terms
+
+    @property
+    def terms(self) -> tuple[Term, ...]:
+        """Losses of clients and server."""
+        return (*self.client_terms, *(() if self.server is None else self.server.terms))
+
+    def server_trains(self, time: str) -> bool:
+        """Whether the server trains at this time, as `when` has it."""
+        return self.server is not None and time in self.when
 
     def with_terms(self, *terms: Term) -> "Stage":
         """Return a stage whose clients have more terms; without clients, the same."""

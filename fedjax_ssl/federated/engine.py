@@ -12,32 +12,17 @@ from jax.extend.core import jaxpr_as_fun
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Int
 
-from fedjax_ssl.checks import check_choices, check_whole_numbers
 from fedjax_ssl.data import FederatedData
-from fedjax_ssl.federated.client_states import (
-    all_clients,
-    part_of,
-)
-from fedjax_ssl.federated.contract import (
-    AtServer,
-    Client,
-    Cohort,
-    Count,
-    Kept,
-    Metrics,
-    Params,
-    ServerState,
-    Stage,
-    Term,
-)
+from fedjax_ssl.federated.client_states import all_clients, part_of
+from fedjax_ssl.federated.contract import Cohort, Count, Kept, Metrics, ServerState, Stage
 from fedjax_ssl.federated.execution import Execution
-from fedjax_ssl.federated.leaves import what_leaves
+from fedjax_ssl.federated.local_models import CLIENT_MODELS, with_local_scores
 from fedjax_ssl.federated.local_optimizer import over_layers
 from fedjax_ssl.federated.packing import packing
-from fedjax_ssl.federated.recipe import Method, ParameterGroups, Recipe, check_is_recipe, own_model
-from fedjax_ssl.federated.round import CLIENT_MODELS, draw_cohort, run_round
+from fedjax_ssl.federated.recipe import Method, Recipe, check_is_recipe, own_model
+from fedjax_ssl.federated.recipe_checks import check_recipe
+from fedjax_ssl.federated.round import draw_cohort, run_round
 from fedjax_ssl.federated.sampler import with_local_steps
-from fedjax_ssl.federated.setup import WEIGHTINGS, Setup
 from fedjax_ssl.federated.uploads.transform import chain
 from fedjax_ssl.keys import named_key
 from fedjax_ssl.models import Outputs
@@ -72,13 +57,22 @@ def build(recipe: Recipe) -> Method:
         'sharpened'
     """
     check_is_recipe("fs.build", recipe)
-    _check(recipe)
-    told = [*_check_combine(recipe), *_outside_of_transforms(recipe)]
-    recipe = _in_run(recipe, told)
+    recipe = _in_run(recipe, check_recipe(recipe))
+    return Method(
+        init=_init_of(recipe),
+        round=_round_of(recipe),
+        recipe=recipe,
+        cohort=None if recipe.looks_at_all else _cohort_of(recipe),
+        **_predictions_of(recipe),
+    )
+
+
+def _predictions_of(recipe: Recipe) -> dict[str, Any]:
+    """Return the fields of a `Method` that predict: by a network, the method's own or the global
+    one, whose scores a method may replace.
+    """
     setup = recipe.setup
 
-    # What predicts: a network, the method's own or the global one, whose scores a method may
-    # replace.
     def network_of(
         state: ServerState, client: Int[Array, ""] | None = None
     ) -> tuple[PyTree, PyTree]:
@@ -106,20 +100,16 @@ def build(recipe: Recipe) -> Method:
     def embed(state: ServerState, inputs: Array) -> Array:
         return outputs_of(*network_of(state), inputs).features
 
-    return Method(
-        _init_of(recipe),
-        _round_of(recipe),
-        predict,
-        recipe,
-        embed=None if recipe.alone else embed,
-        predict_for=None if recipe.client_model is None else predict_for,
-        network=network_of,
-        apply=scores if recipe.class_scores and recipe.predict is None else None,
-        cohort=None if recipe.looks_at_all else _cohort_of(recipe),
-    )
+    return {
+        "predict": predict,
+        "embed": None if recipe.alone else embed,
+        "predict_for": None if recipe.client_model is None else predict_for,
+        "network": network_of,
+        "apply": scores if recipe.class_scores and recipe.predict is None else None,
+    }
 
 
-def _in_run(recipe: Recipe, told: list[str]) -> Recipe:
+def _in_run(recipe: Recipe, notes: list[str]) -> Recipe:
     """Return the recipe with what the run asks of every method: steps in place of epochs, scores
     of clients' models, transforms of uploads, what there is to say of these; clients that train
     alone keep all groups.
@@ -131,16 +121,8 @@ def _in_run(recipe: Recipe, told: list[str]) -> Recipe:
     if setup.local_steps is not None:
         stages = tuple(with_local_steps(stage, setup.local_steps) for stage in stages)
     if setup.local_scores:
-        if recipe.predict is not None:
-            raise ValueError(
-                "config.metrics names 'local', but predictions of this method are not its "
-                "network's scores"
-            )
-        from fedjax_ssl.federated.local_models import with_local_scores  # which few runs ask for
-
         stages = tuple(with_local_scores(setup, stage, groups.combine) for stage in stages)
     if setup.federated_optimizer.alone:
-        _check_alone(stages)
         groups = groups._replace(private=groups.names, own_statistics=True)
         client_model = own_model(groups)
     elif groups.private and recipe.network is None and client_model is None:
@@ -153,65 +135,15 @@ def _in_run(recipe: Recipe, told: list[str]) -> Recipe:
         groups=groups,
         stages=stages,
         client_model=client_model,
-        check=partial(_told, told, recipe.check) if told else recipe.check,
+        check=lambda data: [*notes, *recipe.check(data)],
     )
-
-
-def _check_combine(recipe: Recipe) -> list[str]:
-    """Refuse a way of combining uploads that the recipe cannot have; returns what to say of it."""
-    setup = recipe.setup
-    if setup.combine_uploads is None:
-        return []
-    uploads = chain(*recipe.uploads, *setup.uploads)
-    if uploads.at_server is not None:
-        raise ValueError(
-            f"config.sum combines uploads in another way than by their sum, which {uploads.name} "
-            "needs; use config.sum.name=mean, or leave the other out"
-        )
-    if setup.federated_optimizer.alone or setup.federated_optimizer.num_groups > 1:
-        raise ValueError(
-            "config.sum: this federated optimizer does not add up what all clients send; use "
-            "config.federated.name=fedavg or another one that does"
-        )
-    leaves = what_leaves(recipe)
-    if refused := [name for part in ("report", "optimizer") for name in leaves[part]]:
-        raise ValueError(
-            "config.sum is for changes of the model alone, but clients also send "
-            f"{', '.join(refused)}; use another federated optimizer, or leave "
-            "config.optimizer.average_state out"
-        )
-    more = [*leaves["terms"], *leaves["beside"]]
-    return [f"config.sum is for the model alone, and not for {', '.join(more)}"] if more else []
-
-
-def _outside_of_transforms(recipe: Recipe) -> list[str]:
-    """Say what clients send that the run's upload transforms do not see."""
-    if not recipe.setup.uploads or not recipe.sends:
-        return []
-    return [
-        f"config.uploads: clients also send {', '.join(recipe.sends)} outside of their uploads, "
-        "which no upload transform sees"
-    ]
-
-
-def _told(
-    said: list[str],
-    check: Callable[[FederatedData], list[str]] | None,
-    data: FederatedData,
-) -> list[str]:
-    """`Method.check` that also says this."""
-    return [*said, *([] if check is None else check(data))]
 
 
 def _init_of(recipe: Recipe) -> Callable[[Array, FederatedData], ServerState]:
     """`Method.init`: the state before round 0."""
     setup = recipe.setup
     groups = recipe.groups
-    terms = {
-        term.name: term
-        for stage in recipe.stages
-        for term in (*stage.client_terms, *_server_terms(stage))
-    }
+    terms = [term for stage in recipe.stages for term in stage.terms]
 
     def init(key: Array, data: FederatedData) -> ServerState:
         network, model_state = setup.model.init(named_key(key, "model"))
@@ -221,20 +153,36 @@ def _init_of(recipe: Recipe) -> Callable[[Array, FederatedData], ServerState]:
         packed = {group: packing(params[group]).pack(params[group]) for group in groups.names}
         shared = {group: packed[group] for group in groups.shared}
         local = {group: setup.local_optimizer.init({group: packed[group]}) for group in packed}
+        at_server = {
+            term.name: term.server.init(
+                named_key(named_key(key, "term"), term.name), network, model_state, clients
+            )
+            for term in terms
+        }
+        combined = groups.combine(params)
+        at_clients = {
+            term.name: jax.vmap(partial(term.client.keep, combined, model_state))(clients)
+            for term in terms
+        }
+
+        def at_each(tree: PyTree) -> PyTree:
+            count = data.num_clients
+            return jax.tree.map(lambda x: jnp.broadcast_to(x, (count, *jnp.shape(x))), tree)
+
+        kept = Kept(
+            params=at_each({group: packed[group] for group in groups.private}),
+            optimizer=at_each(local) if setup.keep_optimizer else {},
+            terms={name: kept for name, kept in at_clients.items() if jax.tree.leaves(kept)},
+            federated=at_each(setup.federated_optimizer.keep(shared)),
+            model_state=at_each(ravel_pytree(model_state)[0]) if groups.own_statistics else (),
+        )
         state = ServerState(
             round=jnp.zeros((), jnp.int32),
             params=params,
             model_state=model_state,
             optimizer=setup.federated_optimizer.init(shared),
-            terms={
-                name: term.server.init(
-                    named_key(named_key(key, "term"), name), network, model_state, clients
-                )
-                for name, term in terms.items()
-            },
-            clients=_first_states(
-                setup, groups, tuple(terms.values()), params, model_state, clients
-            ),
+            terms=at_server,
+            clients=kept,
             server=_server_optimizer(recipe.stages, local),
             local_optimizer={
                 group: local[group] for group in groups.shared if setup.average_optimizer
@@ -244,42 +192,6 @@ def _init_of(recipe: Recipe) -> Callable[[Array, FederatedData], ServerState]:
         return recipe.init(state, data)
 
     return init
-
-
-def _first_states(
-    setup: Setup,
-    groups: ParameterGroups,
-    terms: tuple[Term, ...],
-    params: Params,
-    model_state: PyTree,
-    clients: Client,
-) -> Kept:
-    """Return what all C clients have before their first round, leading axis C."""
-    packed = {group: packing(params[group]).pack(params[group]) for group in groups.names}
-    shared = {group: packed[group] for group in groups.shared}
-    network = groups.combine(params)
-    count = clients.id.shape[0]
-
-    def alike(tree: PyTree) -> PyTree:
-        return jax.tree.map(lambda x: jnp.broadcast_to(x, (count, *jnp.shape(x))), tree)
-
-    optimizer = {}
-    if setup.keep_optimizer:
-        fresh = setup.local_optimizer.init
-        optimizer = {group: alike(fresh({group: packed[group]})) for group in packed}
-    by_term = {
-        term.name: jax.vmap(
-            lambda client, term=term: term.client.keep(network, model_state, client)
-        )(clients)
-        for term in terms
-    }
-    return Kept(
-        params=alike({group: packed[group] for group in groups.private}),
-        optimizer=optimizer,
-        terms={name: kept for name, kept in by_term.items() if jax.tree.leaves(kept)},
-        federated=alike(setup.federated_optimizer.keep(shared)),
-        model_state=alike(ravel_pytree(model_state)[0]) if groups.own_statistics else (),
-    )
 
 
 def _server_optimizer(stages: tuple[Stage, ...], local: dict[str, PyTree]) -> PyTree:
@@ -298,33 +210,23 @@ def _round_of(recipe: Recipe) -> Callable[..., tuple[ServerState, Metrics]]:
     def of_stage(
         place: int, stage: Stage, start: int
     ) -> Callable[..., tuple[ServerState, Metrics]]:
-        @jax.named_scope(f"stage_{place}")  # compiled programs name it
-        def run(
-            key: Array, state: ServerState, data: FederatedData, execution: Execution
-        ) -> tuple[ServerState, Metrics]:
-            run = recipe.setup, recipe.groups, stage, start
-            return run_round(*run, key, state, data, execution)
+        named = jax.named_scope(f"stage_{place}")  # compiled programs name it
+        return named(partial(run_round, recipe, stage, start))
 
-        return run
-
-    numbered = enumerate(zip(recipe.stages, recipe.starts, strict=True))
-    rounds = [of_stage(place, *one) for place, one in numbered]
-
-    def of_its_stage(
-        key: Array, state: ServerState, data: FederatedData, execution: Execution
-    ) -> tuple[ServerState, Metrics]:
-        if len(rounds) == 1:
-            return rounds[0](key, state, data, execution)
-        place = _place_of(recipe, state.round)
-        if recipe.on_host:
-            return rounds[int(place)](key, state, data, execution)
-        branches = [lambda *given, run=run: run(*given, execution) for run in rounds]
-        return _switch(place, branches, key, state, data)
+    stages = zip(recipe.stages, recipe.starts, strict=True)
+    rounds = [of_stage(place, *stage) for place, stage in enumerate(stages)]
 
     def round(
         key: Array, state: ServerState, data: FederatedData, execution: Execution | None = None
     ) -> tuple[ServerState, Metrics]:
-        after, info = of_its_stage(key, state, data, execution or Execution())
+        how = execution or Execution()
+        if len(rounds) == 1:
+            after, info = rounds[0](key, state, data, how)
+        elif recipe.on_host:
+            after, info = rounds[int(_place_of(recipe, state.round))](key, state, data, how)
+        else:
+            branches = [partial(run, execution=how) for run in rounds]
+            after, info = _switch(_place_of(recipe, state.round), branches, key, state, data)
         return recipe.after_average(state, after, data), info
 
     return round
@@ -400,83 +302,3 @@ def _switch(
         return run
 
     return jax.lax.switch(number, [branch_of(*trace) for trace in traces], *flat)
-
-
-def _server_terms(stage: Stage) -> tuple[Term, ...]:
-    return stage.server.terms if stage.server else ()
-
-
-def _check_alone(stages: tuple[Stage, ...]) -> None:
-    """Raise ValueError where clients that train alone would need a server."""
-    if any(stage.server for stage in stages):
-        raise ValueError(
-            "config.federated.name='local' has no server, but this method trains at the server; "
-            "give the labels to clients, or use a federated optimizer"
-        )
-    unused = AtServer()
-    for term in (term for stage in stages for term in stage.client_terms):
-        if (
-            term.server.prepare is not unused.prepare
-            or term.server.server_update is not unused.server_update
-        ):
-            raise ValueError(
-                f"config.federated.name='local' has no server, but this method's {term.name!r} "
-                "needs one; use a method whose clients need nobody else, such as 'fedavg' or "
-                "'fixmatch'"
-            )
-
-
-def _check_when(stage: Stage) -> None:
-    """Raise ValueError where a server that has terms would never train."""
-    if stage.server is None:
-        return
-    for time in stage.when:
-        check_choices(("before", "after", "beside"), when=time)
-    check_whole_numbers(replicas=stage.replicas)
-    check_choices(("members", "replicas"), statistics_of=stage.statistics_of)
-    if not stage.when:
-        raise ValueError("Stage.when is empty, so that the server never trains")
-
-
-def _check(recipe: Recipe) -> None:
-    """Raise ValueError where parts of a recipe do not fit each other, see `build`."""
-    setup = recipe.setup
-    groups = recipe.groups.names
-    private = recipe.groups.private
-    if recipe.class_scores and not setup.model.has_class_scores:
-        raise ValueError(
-            "the network has no class scores, which this method learns and predicts with; use a "
-            "network with a head (for example 'resnet9' in place of 'resnet8'), or a method that "
-            "compares features with prototypes"
-        )
-    check_choices(WEIGHTINGS, weighting=setup.weighting)
-    if setup.keep_optimizer and setup.average_optimizer:
-        raise ValueError(
-            "clients keep the state of their optimizer (keep_state) and start from the mean of "
-            "the last cohort's (average_state); use one of them"
-        )
-    if setup.average_optimizer and setup.federated_optimizer.alone:
-        raise ValueError(
-            "clients that train alone have no mean of their optimizers' states; leave "
-            "average_state out"
-        )
-    if any(stage.rounds is None for stage in recipe.stages[:-1]):
-        raise ValueError("every stage but the last needs a number of rounds")
-    if not set(private) <= set(groups):
-        raise ValueError(
-            f"private groups are {', '.join(private)}; the method's groups are {', '.join(groups)}"
-        )
-    for stage in recipe.stages:
-        _check_when(stage)
-        terms = (*stage.client_terms, *_server_terms(stage))
-        names = [term.name for term in terms]
-        if len(set(names)) < len(names):
-            raise ValueError(f"terms of one stage need different names, got {names}")
-        if not names:
-            raise ValueError("a stage needs terms, for the clients or for the server")
-        for term in terms:
-            if term.group not in groups:
-                raise ValueError(
-                    f"term {term.name!r} moves parameter group {term.group!r}, which is not "
-                    f"there; the method's groups are {', '.join(groups)}"
-                )

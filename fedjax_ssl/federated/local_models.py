@@ -1,7 +1,7 @@
-"""Accuracy of the cohort's own models, as they come out of local training: for the log alone.
+"""The cohort's own models, as they come out of local training: for the log alone.
 
-`config.metrics` names it "local". It says how far clients' models are from the average of them, and
-what a client forgets of its labelled examples while it learns from others.
+`config.metrics` names their accuracy "local". It says how far clients' models are from the average
+of them, and what a client forgets of its labelled examples while it learns from others.
 """
 
 from collections.abc import Callable
@@ -17,6 +17,7 @@ from fedjax_ssl.federated.contract import (
     Params,
     PyTree,
     RoundResult,
+    Snapshot,
     Stage,
     Term,
     never,
@@ -25,6 +26,7 @@ from fedjax_ssl.federated.forward import map_rows
 from fedjax_ssl.federated.setup import Setup
 
 TERM = "local_models"
+CLIENT_MODELS = "client_models"  # metric of a round: models before they are averaged, a tree
 
 
 def with_local_scores(setup: Setup, stage: Stage, combine: Callable[[Params], PyTree]) -> Stage:
@@ -92,3 +94,30 @@ def with_local_scores(setup: Setup, stage: Stage, combine: Callable[[Params], Py
         log=ForLog(measure, diagnose),
     )
     return stage.with_terms(term)
+
+
+def with_client_models(stage: Stage) -> Stage:
+    """Return the same stage, whose rounds also have the models of its clients, as `CLIENT_MODELS`:
+    the last term measures them.
+    """
+    training = stage.clients
+    if training is None:
+        return stage
+    *others, last = training.terms
+    log = last.log
+
+    def measure(trained: ClientResult) -> tuple[PyTree, Snapshot]:
+        return log.measure(trained), Snapshot(trained.params, trained.model_state)
+
+    def diagnose(outcome: RoundResult, truth: Array, measured: tuple[PyTree, Snapshot]) -> Metrics:
+        own, model = measured
+        models = {
+            "params": model.params,
+            "model_state": model.model_state,
+            "client": outcome.context.clients.id,
+            "trained": outcome.counts,
+        }
+        return {**log.diagnose(outcome, truth, own), CLIENT_MODELS: models}
+
+    shown = last._replace(log=log._replace(measure=measure, diagnose=diagnose))
+    return stage._replace(clients=training._replace(terms=(*others, shown)))

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from jaxtyping import Array, Bool, Float, Int, Key
 
-from fedjax_ssl.federated.contract import Grouped, Kept, Now, Params, Snapshot, Validation
+from fedjax_ssl.federated.contract import Grouped, Kept, Now, Params, Validation
 
 PyTree = Any
 
@@ -55,13 +55,6 @@ class Work(NamedTuple):
     dropped: Int[Array, ""]  # 1 for a client that was dropped
 
 
-class ClientLog(NamedTuple):
-    """What the simulation alone sees of a client; never part of an upload."""
-
-    measured: dict[str, PyTree]  # by term, for its metrics
-    model: Snapshot | None  # its own, where a run keeps the clients' models
-
-
 class Total(NamedTuple):
     """Uploads added up over a cohort in client order, and the work that is logged."""
 
@@ -83,6 +76,6 @@ class Arrivals(NamedTuple):
     arrived: Bool[Array, " p"]  # False where an upload was lost on its way
     lost: Bool[Array, " p"]  # True for clients that dropped out of the round
     kept: Kept  # what clients keep from now on
-    log: ClientLog  # what the simulation alone sees
+    measured: dict[str, PyTree]  # by term, for its metrics: what the simulation alone sees
     parts: Total | tuple[()] = ()
     # ^ of each client by itself, where uploads are combined in another way than by their sum

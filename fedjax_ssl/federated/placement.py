@@ -15,14 +15,14 @@ where everything is gathered and added in client order.
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple, TypeGuard, cast
+from typing import Any, TypeGuard, cast
 
 import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, PartitionSpec
 from jaxtyping import Array, Bool, Int, Int32
 
-from fedjax_ssl.checks import check_choices, check_whole_numbers
+from fedjax_ssl.checks import check_choices
 from fedjax_ssl.data import LoadedInputs
 from fedjax_ssl.federated.client import (
     AVERAGE,
@@ -36,49 +36,35 @@ from fedjax_ssl.federated.client import (
 )
 from fedjax_ssl.federated.client_states import without_examples
 from fedjax_ssl.federated.contract import Client
+from fedjax_ssl.federated.execution import REDUCTIONS, Choice, Execution, decide
 from fedjax_ssl.federated.messages import Arrivals, Download, Total
 from fedjax_ssl.federated.plan import ClientProgress, Plan, batch_of
 
 PyTree = Any
-# "auto": see `fedjax_ssl.federated.execution.choose`
-PLACEMENTS = ("auto", "vmap", "sequential", "chunked", "lanes")
-REDUCTIONS = ("ordered", "fast")
 # Clients whose values one turn of the loop over them adds: they become one kernel on accelerators.
 _AT_ONCE = 16
 
 
 def train_cohort(
     local_of: Callable[[Download], LocalRound],
+    execution: Execution,
     download: Download,
     clients: Client,
     valid: Bool[Array, " p"],
-    placement: str = "sequential",
-    chunk_size: int = 8,
-    mesh: Mesh | None = None,
-    reduce: str = "ordered",
-    loop: str = "own",
-    order: Int[Array, " q"] | None = None,
 ) -> tuple[Total, Arrivals]:
     """Trains a cohort's clients.
 
+    With a mesh its devices share the cohort, each as many clients, dealt by size (`deal`); all axes
+    together count as one list of devices. Inside a `shard_map` over the mesh's axes, as in a sweep
+    with seeds on another axis, each device is to call this with the whole cohort, and takes its
+    share.
+
     Args:
         local_of: download -> what all clients share.
+        execution: placement and devices.
         download: what all clients receive; every device of a mesh is given it.
         clients: leading axis p.
         valid: False on slots without a client.
-        placement: on each device as in `map_clients`, or "lanes": `chunk_size` clients at once,
-            each followed by the next one as soon as it is done, where otherwise the others wait for
-            the longest.
-        chunk_size: clients at once on a device, where it is neither one nor all.
-        mesh: the devices that share the cohort, each as many clients, dealt by size (`deal`); all
-            axes together count as one list of devices. None: one device. Inside a `shard_map` over
-            the mesh's axes, as in a sweep with seeds on another axis, each device is to call this
-            with the whole cohort, and takes its share.
-        reduce: how sums go over the devices of a mesh, see `sum_over_devices`.
-        loop: loop of local steps, see `train_client`; lanes have one of their own.
-        order: the slots of the first device, those of the next one, and so on, filled up with empty
-            ones to a multiple of the devices; where each device has its own clients' examples.
-            None: dealt here.
 
     Returns:
         (sums over the cohort, results stacked over the cohort); with a mesh, whole on each of its
@@ -88,19 +74,24 @@ def train_cohort(
         ValueError: for an unknown placement or reduction, a chunk size below 1, or axes of a
             surrounding `shard_map` of another size than the mesh.
     """
-    check_choices(REDUCTIONS, reduce=reduce)
-    if mesh is None:
-        return _train_on_one_device(
-            local_of(download), False, clients, valid, placement, chunk_size, loop
-        )
-    axes = mesh.axis_names
+    mesh = execution.mesh
+    check_choices(REDUCTIONS, reduce=execution.reduce)
+    local = local_of(download)
     size = valid.shape[0]
-    clients, valid = _fill_up(clients, valid, -size % mesh.size)
+    num_devices = 1 if mesh is None else mesh.size
+    how = decide(execution, local.training.sampler, -(-size // num_devices))
+    if mesh is None:
+        return _train_on_one_device(local, *how, clients, valid)
+    axes = mesh.axis_names
+    clients, valid = _fill_up(clients, valid, -size % num_devices)
     clients = without_examples(clients, valid)
-    if order is None:
-        plans = jax.vmap(partial(plan_client, local_of(download)))(clients)
-        num_steps = plans.num_steps
-        order = deal(jnp.where(valid, num_steps, 0), mesh.size)
+    drawn = download.inputs.drawn if isinstance(download.inputs, LoadedInputs) else None
+    if drawn is None or drawn.order is None:
+        num_steps = jax.vmap(partial(plan_client, local))(clients).num_steps
+        order = deal(jnp.where(valid, num_steps, 0), num_devices)
+    else:  # dealt before: each device has its own clients' examples
+        assert download.now.round is not None, "clients train in rounds"
+        order = drawn.order[download.now.round - drawn.first]
     slots = jnp.argsort(order)  # where each client went
     clients, valid = jax.tree.map(lambda x: x[order], (clients, valid))
 
@@ -112,11 +103,10 @@ def train_cohort(
         # Nothing is added on the devices: every client's own values are needed to add them in
         # client order.
         _, (summed, stacked) = _train_on_one_device(
-            local_of(download), True, clients, valid, placement, chunk_size, loop
+            local_of(download), *how, clients, valid, adding=False
         )
-        return sum_over_devices(summed, valid, axes, reduce, slots), jax.lax.all_gather(
-            stacked, axes, tiled=True
-        )
+        total = sum_over_devices(summed, valid, axes, execution.reduce, slots)
+        return total, jax.lax.all_gather(stacked, axes, tiled=True)
 
     if set(axes) <= set(jax.sharding.get_abstract_mesh().manual_axes):
         mine, present = _take_share((clients, valid), mesh)
@@ -180,37 +170,40 @@ def _take_share(cohort: PyTree, mesh: Mesh) -> PyTree:
 
 def _train_on_one_device(
     local: LocalRound,
-    stacking: bool,
+    choice: Choice,
+    loop: str,
     clients: Client,
     valid: Bool[Array, " p"],
-    placement: str,
-    chunk_size: int,
-    loop: str,
+    adding: bool = True,
 ) -> tuple[PyTree, PyTree]:
-    def done(summed: Total, stacked: Arrivals) -> tuple[PyTree, PyTree]:
-        return ((), (summed, stacked)) if stacking else (summed, stacked)
+    """Train clients: (sums, results of each). Without adding all is a result of each."""
 
-    def whole(one: tuple[Client, Plan]) -> tuple[PyTree, PyTree]:
-        return done(*train_client(local, *one, loop))
+    def results(found: tuple[Total, Arrivals]) -> tuple[PyTree, PyTree]:
+        return found if adding else ((), found)
 
-    def end(one: tuple[Client, Plan, ClientProgress]) -> tuple[PyTree, PyTree]:
-        return done(*finish_client(local, *one))
-
-    if placement == "lanes":
-        _check(placement, chunk_size)
-        plans, ends = run_lanes(local, clients, valid, min(chunk_size, valid.shape[0]))
-        return map_clients(end, (clients, plans, ends), valid, "chunked", chunk_size)
     # of all at once: small operations that each client would wait for
     plans = jax.vmap(partial(plan_client, local))(clients)
-    return map_clients(whole, (clients, plans), valid, placement, chunk_size)
+    if choice.placement == "lanes":
+        plans, ends = run_lanes(local, clients, plans, valid, choice.clients_at_once)
+        return map_clients(
+            lambda one: results(finish_client(local, *one)),
+            (clients, plans, ends),
+            valid,
+            choice.clients_at_once,
+        )
+    return map_clients(
+        lambda one: results(train_client(local, *one, loop)),
+        (clients, plans),
+        valid,
+        choice.clients_at_once,
+    )
 
 
 def map_clients(
     update: Callable[[PyTree], tuple[PyTree, PyTree]],
     clients: PyTree,
     valid: Bool[Array, " p"],
-    placement: str = "sequential",
-    chunk_size: int = 8,
+    at_once: int,
 ) -> tuple[PyTree, PyTree]:
     """Run `update` for every client; adds its first result over clients in client order and stacks
     its second.
@@ -221,28 +214,20 @@ def map_clients(
         update: one client -> (to be summed, to be stacked).
         clients: tree with leading axis p.
         valid: False on slots without a client.
-        placement: "sequential", "vmap" or "chunked".
-        chunk_size: clients at once when chunked.
+        at_once: clients at once, at least 1.
 
     Returns:
         (sums over the cohort, results stacked over the cohort).
-
-    Raises:
-        ValueError: for an unknown placement or a chunk size below 1.
     """
-    _check(placement, chunk_size)
     update = jax.jit(update)  # traced once, for the shapes of its sums and to run it
     size = valid.shape[0]
-    width = {"sequential": 1, "vmap": size, "chunked": min(chunk_size, size)}[placement]
-    slots, counts = _fill_up(clients, valid, -size % width)
-    num_chunks = counts.shape[0] // width
-    chunks, chunk_counts = jax.tree.map(
-        lambda x: x.reshape(num_chunks, width, *x.shape[1:]), (slots, counts)
-    )
+    slots, counts = _fill_up(clients, valid, -size % at_once)
+    shape = (counts.shape[0] // at_once, at_once)
+    chunks = jax.tree.map(lambda x: x.reshape(*shape, *x.shape[1:]), (slots, counts))
 
     def run_chunk(total: PyTree, chunk: tuple[PyTree, Array]) -> tuple[PyTree, PyTree]:
         members, count = chunk
-        if width == 1:
+        if at_once == 1:
             summed, kept = update(jax.tree.map(lambda x: x[0], members))
             return add_one(total, summed, count[0]), jax.tree.map(lambda x: x[None], kept)
         summed, kept = jax.vmap(update)(members)
@@ -250,10 +235,8 @@ def map_clients(
 
     shapes, _ = jax.eval_shape(update, jax.tree.map(lambda x: x[0], clients))
     zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
-    total, stacked = jax.lax.scan(run_chunk, zeros, (chunks, chunk_counts))
-    return total, jax.tree.map(
-        lambda x: x.reshape(num_chunks * width, *x.shape[2:])[:size], stacked
-    )
+    total, stacked = jax.lax.scan(run_chunk, zeros, chunks)
+    return total, jax.tree.map(lambda x: x.reshape(counts.size, *x.shape[2:])[:size], stacked)
 
 
 def _fill_up(
@@ -266,20 +249,9 @@ def _fill_up(
     return slots, jnp.concatenate([valid, jnp.zeros(padding, bool)])
 
 
-def _check(placement: str, chunk_size: int) -> None:
-    check_choices(PLACEMENTS[1:], placement=placement)
-    check_whole_numbers(chunk_size=chunk_size)
-
-
-class LanePlan(NamedTuple):
-    """Assignment of clients to lanes, and their order."""
-
-    queue: Int32[Array, "L p"]  # clients of a lane in the order in which it takes them, then p
-    start: Int32[Array, " p"]  # steps that its lane takes before a client
-    length: Int32[Array, ""]  # steps of the longest lane
-
-
-def pack(num_steps: Int[Array, " p"], num_lanes: int) -> LanePlan:
+def pack(
+    num_steps: Int[Array, " p"], num_lanes: int
+) -> tuple[Int32[Array, "L p"], Int32[Array, " p"], Int32[Array, ""]]:
     """Packs clients into lanes, longest first, each into the lane that is the shortest so far
     (Graham, 1969).
 
@@ -288,6 +260,10 @@ def pack(num_steps: Int[Array, " p"], num_lanes: int) -> LanePlan:
     Args:
         num_steps: local steps of each client.
         num_lanes: L.
+
+    Returns:
+        (clients of each lane in the order in which it takes them, then p; steps that its lane takes
+        before a client; steps of the longest lane).
     """
     size = num_steps.shape[0]
     order = jnp.argsort(-num_steps, stable=True)
@@ -310,17 +286,22 @@ def pack(num_steps: Int[Array, " p"], num_lanes: int) -> LanePlan:
         .at[lane, rank]
         .set(order.astype(jnp.int32), mode="drop")
     )
-    return LanePlan(queue, jnp.zeros(size, jnp.int32).at[order].set(start), jnp.max(load))
+    return queue, jnp.zeros(size, jnp.int32).at[order].set(start), jnp.max(load)
 
 
 def run_lanes(
-    local: LocalRound, clients: Client, valid: Bool[Array, " p"], num_lanes: int
+    local: LocalRound,
+    clients: Client,
+    plans: Plan,
+    valid: Bool[Array, " p"],
+    num_lanes: int,
 ) -> tuple[Plan, ClientProgress]:
     """Run the local steps of a cohort in lanes.
 
     Args:
         local: what all clients share.
         clients: leading axis p.
+        plans: of the clients.
         valid: False on slots without a client.
         num_lanes: L, at least 1.
 
@@ -328,9 +309,8 @@ def run_lanes(
         (plan, progress at the end) of every client, leading axis p.
     """
     size = valid.shape[0]
-    plans = jax.vmap(partial(plan_client, local))(clients)
     num_steps = jnp.where(valid, plans.num_steps, 0).astype(jnp.int32)
-    lane_plan = pack(num_steps, num_lanes)
+    queue, first, length = pack(num_steps, num_lanes)
     lanes = jnp.arange(num_lanes, dtype=jnp.int32)
 
     @jax.named_scope(LOCAL_STEP)
@@ -338,11 +318,11 @@ def run_lanes(
         number: Array, state: tuple[Array, ClientProgress]
     ) -> tuple[Array, ClientProgress]:
         place, progresses = state
-        who = lane_plan.queue[lanes, jnp.minimum(place, size - 1)]
+        who = queue[lanes, jnp.minimum(place, size - 1)]
         who = jnp.where(place < size, who, size)
         busy = who < size
         known = jnp.minimum(who, size - 1)
-        within = number - lane_plan.start[known]
+        within = number - first[known]
         # Every client's progress has its own place, where its lane finds what it starts from and
         # leaves what it has reached: no lane asks whether a client begins or ends. An idle lane
         # writes beyond the end.
@@ -359,9 +339,8 @@ def run_lanes(
         return place + last.astype(jnp.int32), progresses
 
     start = jnp.zeros(num_lanes, jnp.int32), jax.vmap(partial(start_client, local))(clients)
-    return plans._replace(num_steps=num_steps), jax.lax.fori_loop(
-        0, lane_plan.length, take_step, start
-    )[1]
+    _, ends = jax.lax.fori_loop(0, length, take_step, start)
+    return plans._replace(num_steps=num_steps), ends
 
 
 @jax.named_scope(AVERAGE)

@@ -146,7 +146,7 @@ class Recipe(NamedTuple):
     sends: tuple[str, ...] = ()
     # ^ names of things that clients send outside of their uploads, before local training or after
     # the average
-    check: Callable[[FederatedData], list[str]] | None = None
+    check: Callable[[FederatedData], list[str]] = lambda data: []
     # ^ (federation, on the host) -> what somebody should know before training, a sentence each; may
     # raise ValueError
     on_host: bool = False  # a round calls host functions, so that it cannot be traced

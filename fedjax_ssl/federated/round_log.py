@@ -3,11 +3,11 @@
 from typing import Any
 
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Int
+from jaxtyping import Array, Int
 
 from fedjax_ssl.federated.contract import Metrics, RoundResult, Term, Traffic
-from fedjax_ssl.federated.messages import Work
-from fedjax_ssl.federated.optimizers import Numbers
+from fedjax_ssl.federated.messages import Arrivals, Work
+from fedjax_ssl.federated.recipe import Recipe
 from fedjax_ssl.federated.traffic import BYTES_PER_NUMBER, count, entries
 
 PyTree = Any
@@ -24,34 +24,64 @@ def work_done(work: Work) -> Metrics:
     }
 
 
-def bytes_sent(
+def round_metrics(
+    recipe: Recipe,
     terms: tuple[Term, ...],
-    arrived: Bool[Array, " p"],
     outcomes: dict[str, RoundResult],
-    beside: Numbers,
-    sizes: dict[str, int],
-    state_size: int,
+    arrivals: Arrivals,
+    work: Work,
+    truth: Int[Array, "p n"],
+) -> Metrics:
+    """Return all that the log says of a round in which clients trained.
+
+    Args:
+        recipe: the method in its run.
+        terms: of the clients.
+        outcomes: by term.
+        arrivals: what came of each client.
+        work: of all of them.
+        truth: true labels of the cohort's examples.
+    """
+    setup = recipe.setup
+    outcome = outcomes[terms[0].name]
+    present = outcome.context.valid
+    clients = jnp.sum(present, dtype=jnp.int32)
+    uploads = jnp.sum(present & arrivals.arrived, dtype=jnp.int32)
+    info = work_done(work) | {"clients": clients}
+    if setup.participation is not None:
+        info["lost_clients"] = jnp.sum(present & arrivals.lost, dtype=jnp.int32)
+    info |= _bytes_sent(recipe, terms, outcomes, clients, uploads)
+    if setup.average_optimizer:
+        # Beside the bytes above and not among them: ProtoFSSL, whose clients share one optimizer,
+        # does not count it.
+        size = 2 * BYTES_PER_NUMBER * entries(outcome.before.local_optimizer)
+        info["optimizer_state_bytes"] = count(clients, size)
+    for term in terms:
+        info |= term.log.diagnose(outcomes[term.name], truth, arrivals.measured[term.name])
+    return info
+
+
+def _bytes_sent(
+    recipe: Recipe,
+    terms: tuple[Term, ...],
+    outcomes: dict[str, RoundResult],
+    clients: Int[Array, ""],
+    uploads: Int[Array, ""],
 ) -> Metrics:
     """Count the bytes of what travels, by its shapes: the model, unless a term sends something in
     its place, and all else. Up go the parameter groups that a client trained.
-
-    Args:
-        terms: of the clients.
-        arrived: whose upload arrived.
-        outcomes: by term.
-        beside: what the federated optimizer sends beside the model.
-        sizes: numbers that are sent of the model, by shared group.
-        state_size: numbers of batch statistics that are sent.
     """
-    present = outcomes[terms[0].name].context.valid
-    clients = jnp.sum(present, dtype=jnp.int32)
-    uploads = jnp.sum(present & arrived, dtype=jnp.int32)
-    trained = {term.group for term in terms} & sizes.keys()
+    groups = recipe.groups
+    before = outcomes[terms[0].name].before
+    shared = {group: before.params[group] for group in groups.shared}
+    trained = {group: shared[group] for group in {term.group for term in terms} & shared.keys()}
+    statistics = 0 if groups.own_statistics else entries(before.model_state)
+    beside = recipe.setup.federated_optimizer.sends(shared)
     traffic = [_traffic(term, outcomes[term.name], clients, uploads) for term in terms]
-    model = sum(sizes.values()) + state_size
+    model = entries(shared) + statistics
     numbers = model * all(one.model_down for one in traffic) + beside.down
     down = count(0) + count(clients, BYTES_PER_NUMBER * numbers)
-    model = sum(sizes[group] for group in trained) + state_size
+    model = entries(trained) + statistics
     numbers = model * all(one.model_up for one in traffic) + beside.up
     up = count(0) + count(uploads, BYTES_PER_NUMBER * numbers)
     for one in traffic:

@@ -1,12 +1,20 @@
 """Local steps that clients will take, as far as they are known before training."""
 
+from collections.abc import Iterable
+
 import jax
 import jax.numpy as jnp
+import numpy as np
+from jax.extend.core import Literal
 from jaxtyping import Array, Bool
 
 from fedjax_ssl.data import FederatedData
-from fedjax_ssl.federated.client_states import all_clients
-from fedjax_ssl.federated.contract import Now, Stage
+from fedjax_ssl.federated.client_states import all_clients, without_examples
+from fedjax_ssl.federated.contract import Client, Now, Sampler, Stage
+
+# Largest over mean number of local steps from which on lanes are worth carrying the results of the
+# whole cohort, and up to which a loop of constant length is worth its idle steps.
+_UNEQUAL = 1.25
 
 
 def who_trains(stages: tuple[Stage, ...], data: FederatedData) -> Bool[Array, " C"]:
@@ -30,3 +38,67 @@ def who_trains(stages: tuple[Stage, ...], data: FederatedData) -> Bool[Array, " 
             trains = trains & (steps(clients) > 0)
         found = found | trains
     return found
+
+
+def steps_of(sampler: Sampler, clients: Client | None) -> tuple[float | None, str]:
+    """Tell what follows from the sizes of clients: (largest over mean number of local steps, the
+    mean over those that take any; how their loops of local steps end, see `train_client`).
+
+    Args:
+        sampler: draws the batches.
+        clients: leading axis C; not traced. None: not known, and neither is the number then.
+    """
+    if clients is None or sampler.reads_sent:
+        return None, "whole" if sampler.equal_steps else "own"
+    with jax.ensure_compile_time_eval():  # a round that is traced asks
+        key = jax.random.key(0)
+        now = Now(jnp.zeros((), jnp.int32))
+        count = jax.jit(jax.vmap(lambda client: sampler.schedule(key, client, now).num_steps))
+        left_out = without_examples(clients, jnp.zeros(clients.id.shape, bool))
+        num_steps = np.asarray(count(clients))
+        num_without = np.asarray(count(left_out))
+        one = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), clients)
+        masks = jax.eval_shape(lambda client: sampler.schedule(key, client, now), one).masks
+        by_client = _counts_by_client(sampler, one)
+    bound = jax.tree.leaves(masks)[0].shape[0]
+    taken = num_steps[num_steps > 0]
+    mean = float(taken.mean()) if len(taken) else 0.0
+    spread = int(taken.max()) / mean if mean else 1.0
+    all_or_none = set(taken) == {bound} and set(num_without) <= {0, bound}
+    if sampler.equal_steps or (by_client and all_or_none):
+        return spread, "whole"
+    # To the bound, where that is a quarter more steps at most.
+    return spread, "bound" if mean and bound <= _UNEQUAL * mean else "own"
+
+
+def is_unequal(spread: float | None) -> bool:
+    """Tell whether clients are known to be too unequal to wait for each other."""
+    return spread is not None and spread > _UNEQUAL
+
+
+def decided_by_sizes(samplers: Iterable[Sampler], clients: Client) -> list[tuple[bool, str]]:
+    """Tell all that a program's text has of the sizes of clients, beside shapes, for each sampler.
+
+    Args:
+        samplers: those that draw the batches of clients.
+        clients: leading axis C; not traced.
+    """
+    found = [steps_of(sampler, clients) for sampler in samplers]
+    return [(is_unequal(spread), loop) for spread, loop in found]
+
+
+def _counts_by_client(sampler: Sampler, client: Client) -> bool:
+    """Return whether the number of steps follows from the client alone, and neither from the
+    round nor from a draw.
+    """
+
+    def count(key: Array, number: Array, client: Client) -> Array:
+        return sampler.schedule(key, client, Now(number)).num_steps
+
+    number = jnp.zeros((), jnp.int32)
+    jaxpr = jax.make_jaxpr(count)(jax.random.key(0), number, client).jaxpr
+    read = {value for value in jaxpr.outvars if not isinstance(value, Literal)}
+    for equation in reversed(jaxpr.eqns):
+        if not read.isdisjoint(equation.outvars):
+            read |= {value for value in equation.invars if not isinstance(value, Literal)}
+    return read.isdisjoint(jaxpr.invars[:3])

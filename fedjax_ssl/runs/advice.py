@@ -54,7 +54,7 @@ def check(built: Built) -> None:
     federation = built.federation
     method = built.method
     if not config.rounds:  # without training, predictors need labels
-        recipe = method.recipe._replace(needs=Needs(), stages=(), check=None)
+        recipe = method.recipe._replace(needs=Needs(), stages=(), check=lambda data: [])
         method = method._replace(recipe=recipe)
     labels_by = f"config.supervision.name={config.supervision.name!r}"
     if config.data.split:
@@ -252,7 +252,7 @@ def check_labels(labels_by: str, name: str, method: Method, federation: Federate
         )
     with naming("supervision"):
         notes = check_channels(federation) if {"coarse", "sets"} & set(kinds) else []
-        notes += [] if method.recipe.check is None else method.recipe.check(federation)
+        notes += method.recipe.check(federation)
     if method.recipe.learns_unlabelled and np.array_equal(
         federation.num_labelled, federation.num_examples
     ):

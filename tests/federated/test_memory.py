@@ -14,8 +14,9 @@ from jax.sharding import Mesh
 from fedjax_ssl import federated, methods
 from fedjax_ssl.data import FederatedData
 from fedjax_ssl.federated import CLIENTS_AT_ONCE, Choice, all_clients, device_memory, tree_bytes
-from fedjax_ssl.federated.execution import choose, step_counts
+from fedjax_ssl.federated.execution import choose
 from fedjax_ssl.federated.memory import USABLE, FittingProgram, how_many_fit
+from fedjax_ssl.federated.steps_ahead import steps_of
 from tests import toy
 
 THOROUGH = pytest.mark.thorough
@@ -176,11 +177,10 @@ def test_spread_is_that_of_the_steps_a_sampler_takes(data) -> None:
     everyone = jax.device_get(all_clients(data))
     sampler = federated.labelled_epochs(4, 2, data.max_labelled)
     steps = -(-np.array(toy.LABELLED) // 4)
-    assert step_counts(sampler, everyone).spread == pytest.approx(
-        steps.max() / steps[steps > 0].mean()
-    )
+    spread, _ = steps_of(sampler, everyone)
+    assert spread == pytest.approx(steps.max() / steps[steps > 0].mean())
     nobody = toy.without_knowledge(data)
-    assert step_counts(sampler, all_clients(nobody)).spread == 1.0
+    assert steps_of(sampler, all_clients(nobody)) == (1.0, "own")
 
 
 def drawn(num_steps) -> federated.Sampler:
@@ -222,8 +222,8 @@ def drawn(num_steps) -> federated.Sampler:
     ],
 )
 def test_all_take_the_whole_loop_where_sizes_alone_say_so(data, sampler, whole: bool) -> None:
-    counts = step_counts(sampler, all_clients(data))
-    assert counts.whole == whole and counts.bound == 3
+    _, loop = steps_of(sampler, all_clients(data))
+    assert (loop == "whole") == whole
 
 
 def test_a_cpu_tells_no_memory() -> None:

@@ -183,7 +183,6 @@ def test_a_client_whose_prototypes_alone_are_not_finite_is_dropped_and_counted()
 def test_labels_that_an_episode_misses_are_said_before_training() -> None:
     data = toy.federation(sizes=(18, 18, 18), labelled=(9, 5, 0))
     method = build(data)
-    assert method.recipe.check is not None
     without, fewer = method.recipe.check(data)
     assert without.startswith("1 of 3 clients have no class labels")
     assert (

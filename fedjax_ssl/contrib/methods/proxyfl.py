@@ -443,7 +443,7 @@ def with_notes(recipe: Recipe, tunes: bool) -> Recipe:
     """
 
     def check(data: FederatedData) -> list[str]:
-        lines = [] if recipe.check is None else recipe.check(data)
+        lines = recipe.check(data)
         _check_square_head(recipe.setup, data.inputs.shape[1:])
         if tunes and recipe.setup.cohort_size == 1:
             lines = [
