@@ -314,11 +314,6 @@ class Traffic(NamedTuple):
     model_up: bool = True  # likewise for what comes back
 
 
-def no_state(key: Key[Array, ""], params: PyTree, model_state: PyTree, clients: Client) -> PyTree:
-    """Return a term without a state at the server."""
-    return ()
-
-
 def always(sent: Broadcast, context: RoundContext) -> Bool[Array, " p"]:
     """All clients of the cohort have something to train on."""
     return context.valid
@@ -421,7 +416,9 @@ TakeStep = Callable[[LocalStep], StepTaken]
 class AtServer(NamedTuple):
     """Functions of a term at the server: once at the start, before local training and after it."""
 
-    init: Callable[[Key[Array, ""], PyTree, PyTree, Client], PyTree] = no_state
+    init: Callable[[Key[Array, ""], PyTree, PyTree, Client], PyTree] = (
+        lambda key, params, model_state, clients: ()
+    )
     # ^ (key, network parameters, model state, all clients) -> state
     prepare: Callable[[PyTree, RoundContext], tuple[Broadcast, PyTree]] = lambda state, context: (
         Broadcast(),
@@ -517,10 +514,8 @@ class Training(NamedTuple):
 
 
 class Stage(NamedTuple):
-    """A stretch of rounds with its own terms, batches and cohort; the server state goes on from
-    stage to stage.
-
-    A round trains the clients, the server on its own labelled examples, or both.
+    """A stretch of rounds with its own terms, batches and cohort: clients train, the server on its
+    own labelled examples, or both. The server state goes on from stage to stage.
 
     Example:
         >>> from fedjax_ssl.federated import labelled_epochs
@@ -556,16 +551,10 @@ class Stage(NamedTuple):
         """Losses of clients and server."""
         return (*self.client_terms, *(() if self.server is None else self.server.terms))
 
-    def server_trains(self, time: str) -> bool:
-        """Whether the server trains at this time, as `when` has it."""
-        return self.server is not None and time in self.when
-
     def with_terms(self, *terms: Term) -> "Stage":
         """Return a stage whose clients have more terms; without clients, the same."""
-        if self.clients is None:
-            return self
         own = self.clients
-        return self._replace(clients=own._replace(terms=(*own.terms, *terms)))
+        return self._replace(clients=own and own._replace(terms=(*own.terms, *terms)))
 
 
 class Schedule(NamedTuple):

@@ -80,7 +80,7 @@ def run_round(
     # 1. Who takes part.
     context_of = _contexts(recipe, stage, start, run_key, state.round, data)
     # 2. The server trains, where it does so before the clients.
-    if stage.server_trains("before"):
+    if stage.server and "before" in stage.when:
         state, log = _train_server(recipe, stage, context_of(state), state, data, "server before")
         logs.append(log)
     # 3. The clients train, and their changes are averaged.
@@ -90,7 +90,7 @@ def run_round(
         shown = with_client_models(stage) if execution.keep_models else stage
         state, info = _train_clients(recipe, shown, context, state, data, execution)
     # 4. The server trains, where it does so after them.
-    if stage.server_trains("after"):
+    if stage.server and "after" in stage.when:
         state, log = _train_server(recipe, stage, context_of(state), state, data, "server")
         logs.append(log)
     # Where nobody is there, the server does nothing either; but a transform may have to do with
@@ -195,7 +195,7 @@ def _train_clients(
     """Train the cohort, with the server beside it where the stage says so, and average."""
     training = stage.clients
     assert training is not None
-    beside = stage.server_trains("beside")
+    beside = bool(stage.server) and "beside" in stage.when
     # 1. All clients are sent the model, and what the federated optimizer and the terms add to it.
     context, of_replicas = _sent_by_optimizer(recipe, context, state, stage.replicas * beside)
     replicas = None

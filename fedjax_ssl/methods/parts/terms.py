@@ -22,7 +22,6 @@ from fedjax_ssl.federated.contract import (
     Term,
     Traffic,
     View,
-    no_state,
 )
 from fedjax_ssl.federated.forward import map_rows
 from fedjax_ssl.federated.setup import Setup
@@ -70,7 +69,7 @@ def pseudo_label_term(
     setup: Setup,
     prepare: Callable[[PyTree, RoundContext], tuple[PseudoLabels, PyTree]],
     traffic: Callable[[RoundResult], Traffic] | None = None,
-    init: Callable[..., PyTree] = no_state,
+    init: Callable[..., PyTree] = lambda *given: (),
     stream: str = "mixed",
 ) -> Term:
     """Weighted cross-entropy on a stream against labels and pseudo-labels: 1/|B| sum_i w_i
