@@ -2,7 +2,7 @@
 it.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -260,7 +260,7 @@ def _place_of(recipe: Recipe, number: Int[Array, ""]) -> Int[Array, ""]:
 
 def _switch(
     number: Int[Array, ""],
-    branches: list[Callable[..., tuple[ServerState, Metrics]]],
+    branches: Sequence[Callable[..., tuple[ServerState, Metrics]]],
     *arguments: Any,
 ) -> tuple[ServerState, Metrics]:
     """`jax.lax.switch` of rounds whose metrics differ: all report the same ones, NaN where a stage

@@ -191,12 +191,12 @@ def _train_on_one_device(
             valid,
             choice.clients_at_once,
         )
-    return map_clients(
-        lambda one: results(train_client(local, *one, loop)),
-        (clients, plans),
-        valid,
-        choice.clients_at_once,
-    )
+
+    def train(one: tuple[Client, Plan]) -> tuple[PyTree, PyTree]:
+        client, plan = one
+        return results(train_client(local, client, plan, loop))
+
+    return map_clients(train, (clients, plans), valid, choice.clients_at_once)
 
 
 def map_clients(

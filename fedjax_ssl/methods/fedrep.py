@@ -135,7 +135,7 @@ def fedrep(
         Needs(("coarse", "server"), every_one=True),
         # A client's own head does not score classes: the global network predicts for all.
         network=lambda state: (groups.combine(state.params), state.model_state),
-        check=check_one_space if shared_head else None,
+        check=lambda data: check_one_space(data) if shared_head else [],
     )
 
 
