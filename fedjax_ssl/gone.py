@@ -48,6 +48,7 @@ _WITH_RULES = (
     *("sage", "proxyfl"),
 )
 
+_MLFLOW = "MLflow is no viewer any more; write a callback that logs there"
 _LORA = "LoRA is a function that a network of your own calls; see docs/pretrained.md"
 
 # By field; a method's own setting by "METHOD.SETTING", and a single value by "FIELD=VALUE".
@@ -172,7 +173,7 @@ GONE = {
     "data.name=cifar100_federated": Gone(
         "write data.name=cifar100 with a partition; its clients are not read any more"
     ),
-    "tracking.uri": Gone("MLflow is no viewer any more; write a callback that logs there", (None,)),
+    "tracking.uri": Gone(_MLFLOW, (None,)),
     "supervision.noise_mode": Gone("noise is relative to a share", (None, "relative")),
     "strong_augment.fixed_cutout": Gone("the cutout has a uniform side", (None, False)),
     "augment.fixed_cutout": Gone("the cutout has a uniform side", (None, False)),
@@ -193,8 +194,16 @@ GONE = {
     "model.lora_rank": Gone(_LORA, (4,)),
     "model.lora_layers": Gone(_LORA, ("*",)),
     "model.lora_scale": Gone(_LORA, (1.0,)),
+    "tracking.writers=mlflow": Gone(_MLFLOW),
     **{f"optimizer.name={name}": Gone(_OPTAX) for name in _OF_OPTAX},
+    **{f"federated.optimizer={name}": Gone(_OPTAX) for name in _OF_OPTAX},
     "prediction.neighbor_search": Gone("neighbours are always searched exactly", ("exact",)),
+}
+
+
+COMMANDS = {
+    "completion": "`fedjax-ssl run NAME --help all` lists every field with its values, `fedjax-ssl "
+    "list KIND` the names",
 }
 
 
@@ -211,7 +220,8 @@ def gone(field: str, value: Any, method: str) -> Gone | None:
         setting = field.removeprefix("method.")
         # a part of a composition has its name in front already
         names = [f"{method}.{setting}", *[setting] * ("." in setting)]
-    entries = (GONE.get(name) or GONE.get(f"{name}={value}") for name in names)
+    values = value if isinstance(value, (tuple, list)) else (value,)
+    entries = (GONE.get(name) or GONE.get(f"{name}={one}") for name in names for one in values)
     return next(filter(None, entries), None)
 
 

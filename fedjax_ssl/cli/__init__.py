@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
-from fedjax_ssl import __version__
+from fedjax_ssl import __version__, gone
 from fedjax_ssl.errors import INTERRUPTED, check_known, did_you_mean
 from fedjax_ssl.own_code import make_importable
 
@@ -112,6 +112,9 @@ def main(arguments: list[str] | None = None) -> int:
         return 0
     name, *rest = arguments
     if name not in COMMANDS:
+        if name in gone.COMMANDS:
+            print(f"error: the command {name!r} is gone: {gone.COMMANDS[name]}", file=sys.stderr)
+            return 2
         kind = "option" if name.startswith("-") else "command"
         print(
             f"error: there is no {kind} {name!r}.{did_you_mean(name, COMMANDS)} Commands: "

@@ -166,7 +166,7 @@ def methods_for(labels: Labels) -> list[Proposal]:
     if some:
         why = "every example has its label"
         if labels.missing:
-            why = f"{labels.missing:,} of {count} have no label"
+            why = f"the labelled-only baseline; {labels.missing:,} of {count} have no label"
         found.append(Proposal("fedavg", why, place))
     return found
 

@@ -198,8 +198,8 @@ def note_lengths(config: ml_collections.ConfigDict) -> None:
     first = config.method.get(stage, 0)
     if isinstance(first, int) and 0 < rounds <= first:
         note(
-            f"config.rounds is {rounds}, stage 1 alone takes {first} (config.method.{stage}): no "
-            "stage 2 here"
+            f"config.rounds is {rounds}, but stage 1 takes {first} rounds "
+            f"(config.method.{stage}): stage 2 never begins. Give more rounds, or a shorter stage 1"
         )
     for part in config.method.get("parts", ()):
         joins = config.method.get(part.rpartition(":")[2], {}).get("after", 0)

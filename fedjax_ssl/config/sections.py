@@ -94,7 +94,7 @@ SECTIONS: dict[str, dict[str, Option]] = {
         "around": _code(
             (),
             "wrappers of the method, the first one inside, for example slow_clients or your own",
-            Several(WRAPPERS, own=True),
+            Several([name for name in WRAPPERS if name != "none"], own=True),
         ),
         "uploads": _code(
             (),
@@ -276,7 +276,10 @@ SECTIONS: dict[str, dict[str, Option]] = {
         "reduce": _code("ordered", "how sums over devices are made", OneOf(REDUCTIONS)),
     },
     "personalize": {
-        "name": _code("none", "wrapper of the method, with its options: models of clients' own"),
+        "name": _code(
+            "none",
+            "one wrapper of the method, with its options: models of clients' own, slow clients",
+        ),
         "epochs": _code(
             int,
             "passes over a client's labelled examples in which it tunes a copy of the last model, "

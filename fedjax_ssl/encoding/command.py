@@ -128,3 +128,7 @@ def _write(wanted: write.Wanted, folder: Path, config: str) -> None:
                 print(f"  {done:,} of {number:,}, {seconds:.0f} s", file=sys.stderr, flush=True)
     held_out = " --data.client_test_fraction=0.2" if wanted.dataset.test is None else ""
     print(f"ready: fedjax-ssl run features --data.path={folder}{held_out}")
+    if held_out:
+        print("  (the data have no test examples: it tests on 20 % of each client's examples)")
+    method = "fixmatch" if facts.weak and facts.strong else "xclp"
+    print(f"with few labels: features:{method} in place of features, and --model.start=zero")

@@ -173,7 +173,7 @@ class Progress(Closing):
         ranked = sorted(accuracies.items(), key=lambda item: item[1])
         shown = ranked if len(ranked) <= 2 * _LISTED_CLIENTS else ranked[:_LISTED_CLIENTS]
         width = max((len(name) for name, _ in shown), default=0)
-        self._line(f"accuracy by client{', the worst' if len(shown) < len(ranked) else ''}:")
+        self._line(f"test accuracy by client{', the worst' if len(shown) < len(ranked) else ''}:")
         for name, value in shown:
             self._line(f"  {name:<{width}}  {value:7.2%}")
         if len(shown) < len(ranked):
@@ -200,12 +200,12 @@ def _pace(rate: float) -> str:
 def _summary_lines(summary: Mapping[str, Any]) -> dict[str, str]:
     lines = {
         "test accuracy": (summary.get("test_accuracy"), "{:.2%}".format),
-        "best": (summary.get("best_test_accuracy"), "{:.2%}".format),
+        "best round": (summary.get("best_test_accuracy"), "{:.2%}".format),
         "macro F1": (summary.get("test_macro_f1"), "{:.2%}".format),
         "AUROC": (summary.get("test_auroc"), "{:.4f}".format),
         "ECE": (summary.get("test_ece"), "{:.4f}".format),
         "training": (summary.get("train_seconds") or None, "{:,.1f} s".format),
-        "evaluating": (summary.get("evaluate_seconds"), "about {:,.1f} s of these".format),
+        "evaluating": (summary.get("evaluate_seconds"), "about {:,.1f} s of that".format),
         "compiling": (summary.get("compile_seconds") or None, "{:,.1f} s".format),
         "client updates": (summary.get("client_updates_per_second") or None, _pace),
         "examples": (summary.get("examples_per_second"), "{:,.0f} per second".format),
@@ -217,15 +217,16 @@ def _summary_lines(summary: Mapping[str, Any]) -> dict[str, str]:
         mean, worst, spread = (
             summary[f"test_client_accuracy{part}"] for part in ("", "_worst_tenth", "_spread")
         )
-        shown["clients"] = f"mean {mean:.2%}, worst tenth {worst:.2%}, spread {spread:.2%}"
+        shown["clients"] = (
+            f"mean accuracy {mean:.2%}, worst tenth {worst:.2%}, standard deviation {spread:.2%}"
+        )
     if scores := summary.get("scores"):
         low = scores["accuracy_low"]
         high = scores["accuracy_high"]
-        whose = (
-            f"accuracy {scores['accuracy']:.2%} on {scores['examples']:,} test examples of the "
-            "model below"
+        shown["95 % interval"] = (
+            f"{low:.2%} to {high:.2%}, around {scores['accuracy']:.2%} on "
+            f"{scores['examples']:,} test examples, of the model for `predict`"
         )
-        shown["interval"] = f"{low:.2%} to {high:.2%} (95 %), {whose}"
     if summary.get("epsilon") is not None:
         delta = summary.get("delta", 0)
         weak = no_protection(delta)
@@ -241,12 +242,13 @@ def _summary_lines(summary: Mapping[str, Any]) -> dict[str, str]:
     if summary.get("rounds"):
         chosen = summary.get("selected_round")
         by = summary.get("validation_examples")
-        last = f"round {summary['rounds']}, the last one"
-        error = f" (accuracy by these is known to about {50 / by**0.5:.1f} points)" if by else ""
-        best = f"round {chosen}, the best of {by or 'the'} validation examples{error}"
+        last = f"round {summary['rounds']} (the last)"
+        error = f", whose accuracy is known to about {50 / by**0.5:.1f} points" if by else ""
+        best = f"round {chosen} (the best on {by or 'the'} validation examples{error})"
         # of clients with models of their own, of which validation examples say nothing
         of_clients = chosen == summary["rounds"] and "test_client_accuracy" in summary
-        shown["model"] = f"predict takes that of {last if chosen is None or of_clients else best}"
+        kept = last if chosen is None or of_clients else best
+        shown["model"] = f"`predict` uses the model of {kept}"
     for name, field in (
         ("sent up", "bytes_up"),
         ("sent down", "bytes_down"),

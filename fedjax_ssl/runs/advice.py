@@ -24,6 +24,7 @@ from fedjax_ssl.federated import Method, ServerState, tree_bytes
 from fedjax_ssl.federated.recipe import Needs, in_words
 from fedjax_ssl.folder.environment import device_description
 from fedjax_ssl.folder.files import bytes_in_words
+from fedjax_ssl.methods.around import WRAPPERS
 from fedjax_ssl.methods.around.trained_part import REST
 from fedjax_ssl.methods.parts.channel_terms import check_channels
 from fedjax_ssl.objectives import cross_entropy, supervised_loss
@@ -145,6 +146,13 @@ def note_hidden_labels(labels_by: str, dataset: str, federation: FederatedData) 
         )
 
 
+_COUNTED = {
+    "labelled_clients": "clients with class labels",
+    "train_examples": "training examples",
+    "new_clients": "held-out clients",
+}
+
+
 def describe_start(
     built: Built, split: str, template: ServerState, round: int, path: Path
 ) -> dict[str, str]:
@@ -160,11 +168,14 @@ def describe_start(
     config = built.experiment.config
     method = built.method
     mesh = built.execution.mesh
+    summary = built.federation.summary()
+    sizes = sorted({summary.pop("smallest_client"), summary.pop("largest_client")})
     counts = [
-        f"{count:,} {name.replace('_', ' ')}"
-        for name, count in built.federation.summary().items()
+        f"{count:,} {_COUNTED.get(name, name.replace('_', ' '))}"
+        for name, count in summary.items()
         if count
     ]
+    counts.append(f"{' to '.join(f'{size:,}' for size in sizes)} examples per client")
     alone = " (no federation: scores are means over the clients' models)" * method.recipe.alone
     resumed = f", resumed after round {round}" * bool(round)
     weights = weights_in_words(config.federated.weighting, method)
@@ -181,11 +192,25 @@ def describe_start(
         "data": f"{config.data.name} ({', '.join(counts)})",
         "split": f"{split}{by_file}",
         "method": config.method.name + alone,
+        **_wrappers_in_words(config),
         "model": f"{config.model.name} ({parameters})",
         "rounds": f"{config.rounds}{resumed}",
         "weights": weights if config.rounds else "no training",
         "folder": str(path),
     }
+
+
+def _wrappers_in_words(config: ml_collections.ConfigDict) -> dict[str, str]:
+    """Say which wrappers change the method; nothing where there is none."""
+    named = {name: "config.around" for name in config.around}
+    if config.personalize.name != "none":
+        named[config.personalize.name] = "config.personalize"
+    lines = WRAPPERS.available()
+    words = [
+        f"{name} ({setting}): {lines.get(name, 'your own').rstrip('.')}"
+        for name, setting in named.items()
+    ]
+    return {"wrapper": "; ".join(words)} if words else {}
 
 
 def saved_clients(number: int, count: int, template: ServerState, folder: Path) -> str:
@@ -302,20 +327,20 @@ def note_missing_labels(supervision: str, labels: int | None, federation: Federa
 
 
 _WEIGHTS = {
-    "uniform": "all clients count alike",
-    "examples": "clients count by their number of examples (McMahan et al. 2017)",
-    "labelled": "clients count by their number of labelled examples",
+    "uniform": "every client has the same weight",
+    "examples": "a client's weight is its number of examples (McMahan et al. 2017)",
+    "labelled": "a client's weight is its number of labelled examples",
 }
 
 
 def weights_in_words(weighting: str, method: Method) -> str:
     """Say how clients are weighted in the average."""
     own_weights = any(one.weigh is not None for one in method.recipe.trainings)
-    own = ", where the method has no weights of its own" * own_weights
+    own = ", unless the method sets weights of its own" * own_weights
     return (
         "no average"
         if method.recipe.alone
-        else f"{_WEIGHTS[weighting]}{own}: config.federated.weighting={weighting}"
+        else f"{_WEIGHTS[weighting]}{own} (config.federated.weighting={weighting})"
     )
 
 

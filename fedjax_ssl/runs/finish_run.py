@@ -128,7 +128,12 @@ def _tell_end(run: Run, files: dict[str, Path]) -> None:
     assert run.summary is not None
     run.progress.finish(run.summary, files)
     if run.of_clients:
-        run.progress.clients(run.of_clients, run.path / "client_accuracy.csv")
+        held_out = {*run.names[run.built.federation.num_clients :]}
+        named = {
+            f"{name} (held out)" if name in held_out else name: value
+            for name, value in run.of_clients.items()
+        }
+        run.progress.clients(named, run.path / "client_accuracy.csv")
     number = configs.saved_round(run.config)
     if number and number > run.round:
         run.progress.note(

@@ -55,11 +55,24 @@ def start_notes(run: Run) -> Iterator[str]:
     if number:
         yield from _notes_of_saved_clients(run, number)
     if config.rounds:
+        yield from _rounds_of_server(built)
         batch_size = config.optimizer.batch_size
         yield from advice.large_batches(built.federation, batch_size)
         yield from advice.idle_clients(built.method, built.federation, run.names, batch_size)
     if run.feed is not None:
         yield run.feed.describe()
+
+
+def _rounds_of_server(built: Built) -> Iterator[str]:
+    """Say in which rounds only the server trains, where clients train in others."""
+    recipe = built.method.recipe
+    if not any(stage.clients for stage in recipe.stages):
+        return
+    ends = [*recipe.starts[1:], built.experiment.config.rounds]
+    for stage, start, end in zip(recipe.stages, recipe.starts, ends, strict=True):
+        if not stage.clients and start < end:
+            when = f"round {end}" if end == start + 1 else f"rounds {start + 1} to {end}"
+            yield f"in {when} only the server trains, on its own labelled examples"
 
 
 def _notes_of_saved_clients(run: Run, number: int) -> Iterator[str]:

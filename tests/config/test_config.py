@@ -125,14 +125,14 @@ def test_a_run_that_ends_within_stage_1_is_noted():
     config = presets.digits_by_writer("xclp")
     config.rounds = 3
     config.method.warmup_rounds = 3
-    with pytest.warns(configs.ConfigNote, match="stage 1 alone takes 3"):
+    with pytest.warns(configs.ConfigNote, match="stage 1 takes 3 rounds"):
         configs.resolve(config)
     transfer = load(next(path for path in FILES if path.stem == "digits_fedmt"))(
         "20,shape,fedtrans"
     )
     assert configs.resolve(transfer).method.coarse_rounds == 15
     transfer.rounds = 15
-    with pytest.warns(configs.ConfigNote, match="stage 1 alone takes 15"):
+    with pytest.warns(configs.ConfigNote, match="stage 1 takes 15 rounds"):
         configs.resolve(transfer)
 
 

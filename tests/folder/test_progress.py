@@ -64,9 +64,9 @@ def test_a_file_gets_plain_lines(monkeypatch):
         "round 12/12",
         "",
         "test accuracy  90.00%",
-        "best           91.20%",
+        "best round     91.20%",
         "training       12.3 s",
-        "evaluating     about 4.6 s of these",
+        "evaluating     about 4.6 s of that",
         "sent up        12.3 MB",
         "sent down      0 B",
         "peak memory    999 B",
@@ -97,10 +97,10 @@ def test_the_time_left_is_said_after_the_first_block_and_slow_clients_by_the_sec
 @pytest.mark.parametrize(
     ("fields", "said"),
     [
-        ({}, "predict takes that of round 9, the last one"),
+        ({}, "`predict` uses the model of round 9 (the last)"),
         (
             {"selected_round": 4, "validation_examples": 25},
-            "of round 4, the best of 25 validation examples",
+            "of round 4 (the best on 25 validation examples",
         ),
     ],
 )
@@ -179,8 +179,12 @@ def test_clients_are_listed_from_the_worst_on():
         {str(number): number / 100 for number in range(25)}, "runs/x/client_accuracy.csv"
     )
     lines = stream.getvalue().splitlines()
-    assert lines[:3] == ["accuracy by client:", "  south-west   50.00%", "  north        75.00%"]
-    assert lines[3] == "accuracy by client, the worst:" and lines[4] == "  0    0.00%"
+    assert lines[:3] == [
+        "test accuracy by client:",
+        "  south-west   50.00%",
+        "  north        75.00%",
+    ]
+    assert lines[3] == "test accuracy by client, the worst:" and lines[4] == "  0    0.00%"
     assert lines[-1] == "  ... 15 more in runs/x/client_accuracy.csv"
 
 
