@@ -6,9 +6,10 @@ from pathlib import Path
 import pytest
 
 import fedjax_ssl as fs
+from fedjax_ssl import cli
 from fedjax_ssl.config import ConfigError
 from fedjax_ssl.folder.folder_lock import config_differences
-from fedjax_ssl.gone import GONE, without_gone
+from fedjax_ssl.gone import COMMANDS, GONE, without_gone
 from fedjax_ssl.runs.model_file import resolved_of
 
 ROOT = Path(__file__).parents[1]
@@ -65,3 +66,13 @@ def test_a_setting_of_a_part_and_a_value_of_a_setting_may_be_gone() -> None:
         fs.load_config("digits", {**parts, "method.fixmatch.threshold_scope": "round"})
     with pytest.raises(ConfigError, match="preset=streaming_alt is gone: write paper with"):
         fs.load_config("digits_fedmatch", {"method.preset": "streaming_alt"})
+
+
+def test_a_value_of_several_and_a_command_may_be_gone(capsys) -> None:
+    with pytest.raises(ConfigError, match="writers=mlflow is gone: MLflow is no viewer"):
+        fs.load_config("digits", {"tracking.writers": "mlflow"})
+    with pytest.raises(ConfigError, match=r"optimizer=lion is gone: write optax:NAME"):
+        fs.load_config("digits", {"federated.optimizer": "lion"})
+    assert cli.main(["completion"]) == 2
+    assert "the command 'completion' is gone: `fedjax-ssl run NAME" in capsys.readouterr().err
+    assert all(words in (ROOT / "CHANGELOG.md").read_text("utf-8") for words in COMMANDS.values())

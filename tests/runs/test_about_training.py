@@ -7,12 +7,15 @@ import pytest
 
 import fedjax_ssl as fs
 from fedjax_ssl import config as configs
+from fedjax_ssl import methods
 from fedjax_ssl.config import ConfigError
+from fedjax_ssl.runs import advice
 from fedjax_ssl.runs.build import Built, build, federate, load_experiment
 from fedjax_ssl.runs.loop import run
 from fedjax_ssl.runs.model_file import registered_elsewhere
-from fedjax_ssl.runs.notes import about_training
+from fedjax_ssl.runs.notes import _rounds_of_server, about_training
 from fedjax_ssl.runs.own_sources import registered_in_words
+from tests import toy
 
 
 @pytest.fixture(scope="module")
@@ -43,6 +46,24 @@ def said(federation, **settings) -> list[str]:
 def test_what_parts_do_together(federation, settings, told) -> None:
     found = said(federation, **settings)
     assert [told in line for line in found] == [True] if told else found == []
+
+
+def test_a_wrapper_is_named_at_the_start() -> None:
+    settings = {"around": ("slow_clients",), "personalize.name": "ditto"}
+    words = advice._wrappers_in_words(fs.load_config("digits_fedavg", settings))["wrapper"]
+    assert words.startswith("slow_clients (config.around): Clients drawn anew in every round take")
+    assert "; ditto (config.personalize): Every client trains a model of its own" in words
+    assert advice._wrappers_in_words(fs.load_config("digits_fedavg")) == {}
+
+
+def test_a_round_of_the_server_alone_is_named(federation) -> None:
+    data = toy.weak_federation("server")
+    config = configs.resolve(fs.load_config("digits_fedmt", {"rounds": 3}))
+    method = methods.build("fedmt", toy.setup(data))
+    experiment = federation[0]._replace(config=config)
+    assert list(_rounds_of_server(Built(experiment, data, method, None, None))) == [
+        "in round 1 only the server trains, on its own labelled examples"
+    ]
 
 
 def test_double_precision_is_named(federation) -> None:

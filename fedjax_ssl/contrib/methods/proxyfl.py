@@ -52,6 +52,7 @@ from fedjax_ssl.contrib.methods._proxies import (
 from fedjax_ssl.contrib.methods._whole_batches import RECOMMENDED as WHOLE_BATCHES
 from fedjax_ssl.contrib.methods._whole_batches import steps_per_epoch, whole_batches
 from fedjax_ssl.data import FederatedData
+from fedjax_ssl.errors import ConfigError
 from fedjax_ssl.federated import (
     AtClient,
     AtServer,
@@ -184,7 +185,16 @@ class Head(NamedTuple):
     by_columns: bool  # the weight is stored as [d, K], as flax has it, and not as [K, d]
 
     def rows(self, params: PyTree) -> Float[Array, "K d"]:
-        """Return the rows."""
+        """Return the rows.
+
+        Raises:
+            ConfigError: the head is not among the trained parameters.
+        """
+        if "head" not in params:
+            raise ConfigError(
+                "config.model.train leaves out the layer head, whose rows this method tunes; add "
+                "head to config.model.train, or set config.method.tuning_epochs=0"
+            )
         kernel = params["head"]["kernel"]
         return kernel.T if self.by_columns else kernel
 

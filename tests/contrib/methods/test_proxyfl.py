@@ -10,6 +10,7 @@ import pytest
 from fedjax_ssl import federated, methods, models
 from fedjax_ssl.contrib.methods._whole_batches import whole_batches
 from fedjax_ssl.contrib.methods.proxyfl import head_of, with_projections
+from fedjax_ssl.errors import ConfigError
 from fedjax_ssl.federated import Recipe, Step, build
 from fedjax_ssl.methods.parts.guess import Guessing, guesses_of
 from fedjax_ssl.methods.parts.terms import UNLABELLED, augmented_view, supervised_term
@@ -58,6 +59,10 @@ def test_without_contrast_and_tuning_it_is_fixmatch_with_either_models_confidenc
 
 def test_what_cannot_be_is_said() -> None:
     run = toy.setup(DATA)
+    method = methods.build("proxyfl", run, train="dense1")
+    start = jax.eval_shape(method.init, KEY, DATA)
+    with pytest.raises(ConfigError, match=r"model\.train leaves out the layer head"):
+        jax.eval_shape(method.round, KEY, start, DATA)
     one_class = models.build("mlp", num_classes=1, input_shape=(toy.NUM_FEATURES,), hidden=(4,))
     with pytest.raises(ValueError, match="one class alone"):
         methods.build("proxyfl", toy.setup(DATA, model=one_class)._replace(num_classes=1))
