@@ -8,8 +8,10 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
+import fedjax_ssl as fs
 from fedjax_ssl import data, presets
 from fedjax_ssl.runs.build import build, load_experiment
 from fedjax_ssl.train import make_train
@@ -103,3 +105,40 @@ def test_heads_train_on_an_array_of_features(
 def test_twenty_planned_labels_reach_most_digits(capsys: pytest.CaptureFixture[str]) -> None:
     run_block("plan_labels.md")
     assert float(capsys.readouterr().out) > 0.85
+
+
+@pytest.mark.thorough
+def test_a_graph_step_by_step_gives_scores() -> None:
+    (block,) = re.findall(r"```python\n(.*?)```", (DOCS / "methods/xclp.md").read_text(), re.DOTALL)
+    features = jax.random.normal(jax.random.key(1), (40, 8))
+    names = {"fs": fs, "jax": jax, "jnp": jnp, "features": features, "num_classes": 3}
+    labels = jnp.where(jnp.arange(40) % 4 == 0, jnp.arange(40) % 3, -1)
+    exec(block, {**names, "labels": labels}, names)
+    assert names["scores"].shape == (40, 3)
+
+
+@pytest.mark.thorough
+def test_protocols_as_functions_of_arrays() -> None:
+    (block,) = re.findall(r"```python\n(.*?)```", (DOCS / "secure.md").read_text(), re.DOTALL)
+    codes = [np.full((2, 8), client, np.uint32) for client in range(2)]
+    shares = [np.full((3, 2), client, np.uint32) for client in range(3)]
+    names: dict[str, Any] = {f"codes_{client}": array for client, array in enumerate(codes)}
+    names |= {f"share_{client}": array for client, array in enumerate(shares)}
+    exec(block, names | {"owner": np.arange(3)}, names)
+    assert names["distances"][0, 1].tolist() == [[8, 8], [8, 8]]
+    assert names["totals"].tolist() == [[3, 3]] * 3
+
+
+@pytest.mark.thorough
+def test_a_sweep_file_and_a_trained_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (sweep,) = re.findall(r"```python\n(.*?)```", (DOCS / "sweeps.md").read_text(), re.DOTALL)
+    names: dict[str, Any] = {}
+    exec(sweep, names)
+    assert len(list(names["get_sweep"]())) == 4
+    fs.run(fs.load_config("digits_fedavg", {"rounds": 5}), "runs/digits_xclp", quiet=True)
+    blocks = re.findall(r"```python\n(.*?)```", (DOCS / "trained.md").read_text(), re.DOTALL)
+    names["images"] = fs.load_dataset("digits").train.x[:5]
+    for block in blocks[:2]:
+        exec(block, names)
+    assert names["probabilities"].shape == (5, 10) and len(names["labels"]) == 5
