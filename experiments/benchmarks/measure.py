@@ -207,7 +207,7 @@ def _operations_per_example(settings: Any, federation: FederatedData) -> int:
     twice in the gradient.
     """
     shape = federation.inputs.shape[1:]
-    given = configs.options(settings)
+    given = configs.network_options(settings)
     model = models.build(
         settings.name, num_classes=federation.num_classes, input_shape=shape, **given
     )

@@ -13,6 +13,7 @@ from fedjax_ssl import cli
 SMALL = ("--one-process", "--scale", "0.01", "--rounds", "2", "--repeats", "2")
 
 
+@pytest.mark.promise
 @pytest.mark.thorough
 def test_json_has_one_object_per_line_and_nothing_else(capsys: pytest.CaptureFixture[str]) -> None:
     assert bench.main(["--workloads", "W2", "--json", *SMALL]) == 0
