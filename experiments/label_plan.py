@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-import scipy.stats
+import pandas
 from jaxtyping import Array
 
 from fedjax_ssl import config as configs
@@ -37,12 +37,12 @@ from fedjax_ssl.graph.codes import has_angle
 from fedjax_ssl.graph.label_plan import Pool, choose
 from fedjax_ssl.prediction import points_of
 from fedjax_ssl.report.exports import markdown_table
+from fedjax_ssl.report.numbers import around_text, compare
 from fedjax_ssl.runs.build import federate, load_experiment
 
 ROOT = Path(__file__).resolve().parents[1]
 STORED = ROOT / "experiments" / "label_plan"
 RUNS = Path("runs/label_plan")
-LEVEL = 0.95
 PER_CLASS = (1, 2, 4, 10)  # labels of a class, on average
 RANDOM = "random"
 CHOICES: Mapping[str, Mapping[str, str]] = {
@@ -301,15 +301,6 @@ def load(name: str) -> dict[str, Any]:
     return found
 
 
-def in_words(shares: np.ndarray, sign: str = "") -> str:
-    """Write mean and half of the t interval, in per cent."""
-    values = 100 * shares
-    if len(values) < 2:
-        return f"{values.mean():{sign}.1f}"
-    half = scipy.stats.t.ppf((1 + LEVEL) / 2, len(values) - 1) * scipy.stats.sem(values)
-    return f"{values.mean():{sign}.1f} ± {half:.1f}"
-
-
 def cells(found: Mapping[str, Any], choice: str) -> list[str]:
     """Write the cells of a row: accuracies of random labels, differences by seed of all others."""
     row = []
@@ -320,12 +311,12 @@ def cells(found: Mapping[str, Any], choice: str) -> list[str]:
         if not seeds:
             row.append("-")
             continue
-        accuracy = np.array([own[seed] for seed in seeds])
+        accuracy = pandas.Series({seed: own[seed] for seed in seeds})
         if choice == RANDOM:
-            row.append(in_words(accuracy))
+            row.append(around_text(compare(accuracy), "%"))
             continue
-        apart = accuracy - np.array([base[seed] for seed in seeds])
-        row.append(f"{100 * accuracy.mean():.1f} ({in_words(apart, '+')})")
+        apart = around_text(compare(accuracy - pandas.Series(base)[seeds]), "%", sign=True)
+        row.append(f"{100 * accuracy.mean():.1f} ({apart})")
     return row
 
 

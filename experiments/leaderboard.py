@@ -23,17 +23,17 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import scipy.stats
+import pandas
 
 from fedjax_ssl.folder.environment import device_description, git_commit, versions
 from fedjax_ssl.folder.files import encode_json, write_atomically
 from fedjax_ssl.folder.stored_run import StoredRun, find_runs, read_run
 from fedjax_ssl.report.exports import markdown_table
+from fedjax_ssl.report.numbers import Cell, around_text, compare
 
 ROOT = Path(__file__).resolve().parents[1]
 STORED = ROOT / "experiments" / "leaderboard"
 RUNS = Path("runs/leaderboard")
-LEVEL = 0.95
 SAME_STEPS = 0.5  # a step's half: what rounding makes of a mean over clients of unequal size
 TITLES = (
     "method",
@@ -267,7 +267,10 @@ def run(name: str, row: str, data: str | None) -> None:
     }
     STORED.mkdir(exist_ok=True)
     write_atomically(path_of(name), encode_json(stored, indent=1) + "\n")
-    print(f"{name}, {row}: {in_words(np.array(found['accuracy']))} % ({seconds:.0f} s)", flush=True)
+    print(
+        f"{name}, {row}: {around_text(mean_of(found['accuracy']), '%')} % ({seconds:.0f} s)",
+        flush=True,
+    )
 
 
 def numbers(runs: Any) -> dict[str, Any]:
@@ -354,7 +357,7 @@ def shown(table: Table, ranked: Sequence[str], stored: Mapping[str, Any]) -> lis
     elif others:
         said.append(f"The best, {best}, is ahead of every other by more than chance.")
     pairs = [
-        f"{first} over {second} {in_words(difference(stored, first, second), '+')}"
+        f"{first} over {second} {around_text(difference(stored, first, second), '%', sign=True)}"
         for first, second in table.pairs
         if {first, second} <= stored.keys()
     ]
@@ -369,9 +372,15 @@ def counted_seeds(stored: Mapping[str, Any]) -> str:
     return {2: "Two seeds", 5: "Five seeds"}.get(number, f"{number} seeds")
 
 
-def difference(stored: Mapping[str, Any], first: str, second: str) -> np.ndarray:
+def mean_of(shares: Sequence[float]) -> Cell:
+    """Mean and interval of one share per seed."""
+    return compare(pandas.Series(shares))
+
+
+def difference(stored: Mapping[str, Any], first: str, second: str) -> Cell:
     """Differences of accuracy by seed, as shares."""
-    return np.array(stored[first]["accuracy"]) - np.array(stored[second]["accuracy"])
+    both = zip(stored[first]["accuracy"], stored[second]["accuracy"], strict=True)
+    return mean_of([one - other for one, other in both])
 
 
 def verdicts(rows: Sequence[str], other: str, stored: Mapping[str, Any]) -> dict[str, str]:
@@ -380,11 +389,10 @@ def verdicts(rows: Sequence[str], other: str, stored: Mapping[str, Any]) -> dict
     for row in rows:
         if row == other or other not in stored or stored[row]["splits"] != stored[other]["splits"]:
             continue
-        values = difference(stored, row, other)
-        mean, half = values.mean(), half_width(values)
+        apart = difference(stored, row, other)
         found[row] = "unknown"
-        if abs(mean) > half:
-            found[row] = "ahead" if mean > 0 else "behind"
+        if abs(apart.mean) > apart.around:
+            found[row] = "ahead" if apart.mean > 0 else "behind"
     return found
 
 
@@ -394,14 +402,14 @@ def line(table: Table, row: str, all_rows: Mapping[str, Any], usual: Sequence[st
     base = all_rows.get(table.alone)
     gain = "-"
     if base is not None and row != table.alone and base["splits"] == stored["splits"]:
-        gain = in_words(difference(all_rows, row, table.alone), "+")
+        gain = around_text(difference(all_rows, row, table.alone), "%", sign=True)
     worst = [value for value in stored["worst_client"] if value is not None]
     taken = steps_of(stored)
     return [
         row + " †" * (stored["splits"] != usual),
-        in_words(np.array(stored["accuracy"])) + " ‡" * bool(stored["diverged"]),
+        around_text(mean_of(stored["accuracy"]), "%") + " ‡" * bool(stored["diverged"]),
         gain,
-        in_words(np.array(worst)) if worst else "-",
+        around_text(mean_of(worst), "%") if worst else "-",
         f"{taken:.1f}" + " §" * differs(table, stored),
         f"{stored['bytes'] / 1e6:.1f}",
     ]
@@ -446,26 +454,6 @@ def notes(
         for machine, found in sorted(commits.items())
     ]
     return " ".join([*said, *origins])
-
-
-def in_words(shares: np.ndarray, sign: str = "") -> str:
-    """Mean and half the width of the 95 % t interval, in percent.
-
-    Args:
-        shares: one for each seed.
-        sign: "+" to write the mean with its sign.
-    """
-    values = 100 * shares
-    mean = format(values.mean(), f"{sign}.1f")
-    if len(values) < 2:
-        return mean
-    return f"{mean} ± {half_width(values):.1f}"
-
-
-def half_width(values: np.ndarray) -> float:
-    """Half the width of the 95 % t interval of a mean of at least two values."""
-    quantile = scipy.stats.t.ppf((1 + LEVEL) / 2, len(values) - 1)
-    return float(quantile * values.std(ddof=1) / len(values) ** 0.5)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -47,12 +47,11 @@ class Source(NamedTuple):
 
     @property
     def run_name(self) -> str:
-        """Names a run of it, for example "digits_semifl" for `digits:semifl`."""
+        """Names a run of it: "digits-xclp" for `digits:xclp`, which is another experiment than
+        `digits_xclp`.
+        """
         rest = re.sub(r"[^\w.-]+", "_", self.argument or "").strip("_")
-        name = f"{self.path.stem}_{rest}" if rest else self.path.stem
-        # digits:xclp is another experiment than digits_xclp.
-        taken = rest and name in shipped_configs()
-        return f"{self.path.stem}-{rest}" if taken else name
+        return f"{self.path.stem}-{rest}" if rest else self.path.stem
 
 
 def load(name: str, settings: Settings = (), place: str | None = None) -> ml_collections.ConfigDict:

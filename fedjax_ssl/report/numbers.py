@@ -221,9 +221,9 @@ def mean_text(cell: Cell, unit: str) -> str:
     return mean if cell.deviation is None else f"{mean} ± {written(cell.deviation, unit)}"
 
 
-def around_text(cell: Cell, unit: str) -> str:
-    """Write the interval of a mean, for example "91.4 ± 0.8"."""
-    mean = written(cell.mean, unit)
+def around_text(cell: Cell, unit: str, *, sign: bool = False) -> str:
+    """Write the interval of a mean, for example "91.4 ± 0.8"; `sign`: "+91.4 ± 0.8"."""
+    mean = written(cell.mean, unit, sign=sign)
     return mean if cell.around is None else f"{mean} ± {written(cell.around, unit)}"
 
 

@@ -107,7 +107,7 @@ def brief(summary: Mapping[str, Any]) -> str:
     said = []
     if accuracy is not None and math.isfinite(accuracy):
         said.append(f"test accuracy {accuracy:.1%}")
-    if "selected_test_accuracy" in summary:
+    if summary.get("selected_round", summary.get("rounds")) != summary.get("rounds"):
         said.append(
             f"{summary['selected_test_accuracy']:.1%} in the round of the best validation accuracy"
         )

@@ -243,7 +243,7 @@ def test_a_hospitals_file_partly_labelled_with_one_site_left_out(capsys, tmp_pat
     asked = ("run", "npz:xclp", "--data.path=scans.npz", "--rounds=4", "--method.num_bits=64")
     code, _, error = call(capsys, *asked, "--data.left_out_client=west")
     assert code == 0, error
-    table = (tmp_path / "runs/npz_xclp/partition.txt").read_text()
+    table = (tmp_path / "runs/npz-xclp/partition.txt").read_text()
     assert all(f" {name} " in table for name in ("north", "south", "east")) and "west" not in table
     assert "test 60" in table
     code, _, error = call(capsys, *asked, "--data.left_out_client=wets", "--workdir=other")

@@ -40,7 +40,7 @@ def test_a_shipped_config_by_name_and_by_path_is_the_same():
     path = ROOT / "configs" / "digits_xclp.py"
     assert load("digits_xclp").to_dict() == load(str(path)).to_dict()
     assert load("digits_xclp:10").supervision.labels == load(f"{path}:10").supervision.labels == 10
-    assert configs.find("digits_xclp:10").run_name == "digits_xclp_10"
+    assert configs.find("digits_xclp:10").run_name == "digits_xclp-10"
     assert configs.find(str(path)).run_name == "digits_xclp"
     assert configs.find("digits:xclp").run_name == "digits-xclp"
     assert set(shipped_configs()) == {path.stem for path in (ROOT / "configs").glob("*.py")}

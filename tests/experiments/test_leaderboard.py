@@ -4,7 +4,6 @@ import runpy
 import shlex
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from fedjax_ssl import config as configs
@@ -70,4 +69,3 @@ def test_rows_are_sorted_and_differences_are_paired_by_seed():
     assert "| xclp † | 90.0 ± 0.0 | - | 80.0 ± 0.0 |" in text
     assert "†: other splits" in text and "§: others have 12." in text
     assert "ahead of labels alone: sage." in text
-    assert BOARD["in_words"](np.array([0.5])) == "50.0"

@@ -220,6 +220,7 @@ def test_maps_have_the_groups_that_differ_in_two_numbers(private, sweep):
     cell = report.cells(report.metric)[found.cells[1][0]]
     # two seeds, 0.02 apart: half of the interval is t(0.975, 1) times 0.01
     assert around_text(cell, "%") == "52.0 ± 12.7"
+    assert around_text(compare(pd.Series([0.5])), "%", sign=True) == "+50.0"
     assert maps_of(read([sweep]).groups) == []
     page = render(report, "command")
     assert 'class="map"' in page and ">52.0 ± 12.7</td>" in page

@@ -205,6 +205,16 @@ def test_the_time_left_is_of_the_methods_that_wait():
     assert workers.time_left([], spent, 1) == workers.time_left(["fedavg"], {}, 1) == ""
 
 
+@pytest.mark.parametrize(
+    ("chosen", "more"),
+    [(4, ""), (2, ", 70.0% in the round of the best validation accuracy")],
+)
+def test_a_run_in_a_few_words_says_an_accuracy_once(chosen, more):
+    summary = {"rounds": 4, "test_accuracy": 0.8, "selected_round": chosen}
+    said = results.brief({**summary, "selected_test_accuracy": 0.7})
+    assert said == f"test accuracy 80.0%{more}"
+
+
 @pytest.mark.promise
 @pytest.mark.thorough
 def test_a_dry_run_shows_the_plan_and_writes_nothing(tmp_path, capsys):
