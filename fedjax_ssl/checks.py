@@ -36,7 +36,7 @@ class Declaration:
         raise NotImplementedError
 
     def words(self) -> str:
-        """Says it for help."""
+        """Say it for help."""
         raise NotImplementedError
 
 
@@ -208,7 +208,7 @@ def _depth(annotation: Any) -> int:
 
 
 def checked(function: Checked) -> Checked:
-    """Lets a function, or a dataclass, refuse arguments that its annotations do not allow.
+    """Make a function, or a dataclass, refuse arguments that its annotations do not allow.
 
     Example:
         >>> @checked

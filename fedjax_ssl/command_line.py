@@ -120,8 +120,8 @@ def leave(error: BaseException) -> int:
 
 
 def message_of(error: BaseException) -> str | None:
-    """Says what a mistake in settings, files or the user's own code was, and where; None: it is
-    a fault of ours.
+    """Say what a mistake in settings, files or the user's own code was, and where; None: it is a
+    fault of ours.
     """
     if isinstance(error, OSError) and error.filename is not None and own_code.place(error) is None:
         return f"{error.filename} cannot be used: {error.strerror}"

@@ -26,7 +26,7 @@ class ConfigNote(UserWarning):
 
 
 def note(text: str) -> None:
-    """Warns by a `ConfigNote`, which points to the line that called the package."""
+    """Warn by a `ConfigNote`, which points to the line that called the package."""
     level = 1
     frame = sys._getframe()
     while frame.f_back and frame.f_code.co_filename.startswith(_PACKAGE):
@@ -64,8 +64,7 @@ def check_known(kind: str, name: object, known: Collection[str]) -> None:
 
 
 def did_you_mean(name: object, known: Collection[str]) -> str:
-    """Names the nearest known name in a sentence with a space before it; nothing where none is
-    near.
+    """Name the nearest known name in a sentence with a space before it; nothing where none is near.
 
     Example:
         >>> did_you_mean("fedavgg", ["xclp", "fedavg"])
@@ -88,7 +87,7 @@ def how_to_install(extra: str) -> str:
 
 
 def counted(number: int, one: str, several: str | None = None) -> str:
-    """Says how many: "1 run", "1,200 runs", "2 processes".
+    """Say how many: "1 run", "1,200 runs", "2 processes".
 
     Args:
         number: how many there are.

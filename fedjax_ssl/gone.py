@@ -226,7 +226,7 @@ def gone(field: str, value: Any, method: str) -> Gone | None:
 
 
 def sentence(field: str, value: Any, method: str) -> str:
-    """Return what a user is told who sets a field that went; empty: it is still there."""
+    """Return the message for a setting that went; empty: it is still there."""
     found = gone(field, value, method)
     return f"config.{field}={value} is gone: {found.now}" if found else ""
 

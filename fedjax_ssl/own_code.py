@@ -23,7 +23,7 @@ _READ: dict[str, tuple[Any, str]] = {}  # by file: the import that its text is o
 
 
 def make_importable(folder: Path) -> None:
-    """Modules in a folder can be named from now on; what is importable already goes first."""
+    """Make the modules of a folder importable from now on; what is importable already goes first."""
     name = str(folder.resolve())
     if name not in sys.path:
         sys.path.append(name)
@@ -58,7 +58,7 @@ def check_arguments(
 
 
 def import_named(kind: str, name: str) -> Any:
-    """Return what "module:attribute" stands for.
+    """Import the object that "module:attribute" names.
 
     Args:
         kind: kind of thing, for messages.
@@ -150,7 +150,7 @@ def place(error: BaseException) -> str | None:
 
 
 def where(function: Any) -> str:
-    """Says in which file and line a function or class begins, or which class something is."""
+    """Say in which file and line a function or class begins, or the class of an object."""
     try:
         return f"{_shown(inspect.getfile(function))}, line {inspect.getsourcelines(function)[1]}"
     except (OSError, TypeError):

@@ -26,7 +26,7 @@ _ANY_NUMBER = {int: Whole(-(2**31) + 1), float: In("(-inf, inf)")}
 
 
 class Consequence(NamedTuple):
-    """What another value of a setting means."""
+    """Consequence of another value of a setting."""
 
     program: bool  # its run is another compiled program
     goes_on: Literal["always", "never", "longer", "moved"]  # when a stored run goes on with it
@@ -147,7 +147,7 @@ class Registry(Generic[Built]):
         return iter(self._builders)
 
     def available(self) -> dict[str, str]:
-        """Names, with a line about each."""
+        """Return the names, with a line about each."""
         return {name: line or _first_words(self._known(name)) for name, line in self._lines.items()}
 
     def builder(self, name: str) -> Callable[..., Built]:
@@ -173,8 +173,8 @@ class Registry(Generic[Built]):
         return typing.cast(Callable[..., Built], builder)
 
     def _takes_argument(self, name: str) -> bool:
-        """Whether "NAME:VALUE" is the choice NAME with its first option, as "tfds:mnist", and no
-        code of one's own.
+        """Tell whether "NAME:VALUE" is the choice NAME with its first option, such as "tfds:mnist",
+        and not the user's own code.
         """
         if self._leading or name not in self._builders:
             return False
@@ -226,7 +226,7 @@ class Registry(Generic[Built]):
         ]
 
     def meanings(self, name: str) -> dict[str, str]:
-        """Explains the options of a choice, from "Args:" or "Attributes:" in the docstring of its
+        """Explain the options of a choice, from "Args:" or "Attributes:" in the docstring of its
         builder.
 
         Raises:

@@ -156,12 +156,12 @@ def end(code: int) -> NoReturn:
 
 
 def entry() -> NoReturn:
-    """Return the console script."""
+    """Run the console script."""
     end(main())
 
 
 class Parser(argparse.ArgumentParser):
-    """Errors as everywhere here: one line, the usage where it is short, exit code 2."""
+    """Argument parser with one-line errors, the usage where it is short, and exit code 2."""
 
     hint: Callable[[str], str]  # about a word that the command does not know
 
@@ -226,7 +226,7 @@ def one_of(kind: str, known: Collection[str]) -> Callable[[str], str]:
 
 
 def usage() -> str:
-    """Return what `--help` prints."""
+    """Return the text of `--help`."""
     width = max(map(len, COMMANDS))
     options = {
         "-h, --help": "this; behind a command: what it takes",
@@ -244,7 +244,7 @@ def usage() -> str:
 
 
 def versions() -> str:
-    """Return what `--version` prints; jax is not imported for it."""
+    """Return the text of `--version`, without importing jax."""
     import importlib.metadata
     import platform
 

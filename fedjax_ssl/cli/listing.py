@@ -53,7 +53,7 @@ def names() -> str:
 
 
 def configs() -> dict[str, str]:
-    """Names of the shipped configs, with the first line of their docstrings."""
+    """Return the names of the shipped configs, with the first line of their docstrings."""
     return {name: docstring(path).partition("\n")[0] for name, path in shipped_configs().items()}
 
 
@@ -63,7 +63,7 @@ def docstring(path: Path) -> str:
 
 
 def _registry(place: str) -> Callable[[], Mapping[str, str]]:
-    """Lines of a registry, which is imported when they are asked for."""
+    """Return a function that reads the lines of a registry, which is imported when it is called."""
 
     def lines() -> Mapping[str, str]:
         from fedjax_ssl.config import CHOICES
@@ -75,7 +75,9 @@ def _registry(place: str) -> Callable[[], Mapping[str, str]]:
 
 
 def _terms() -> Mapping[str, str]:
-    """Terms, with the labels that they learn from and what clients send for them."""
+    """Return a line per term: its meaning, the labels that it learns from, and what clients send
+    for it.
+    """
     from fedjax_ssl.federated.recipe import Needs, in_words
     from fedjax_ssl.methods import TERMS
     from fedjax_ssl.methods.compose import part_of

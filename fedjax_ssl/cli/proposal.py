@@ -24,7 +24,7 @@ MANY_UNLABELLED = 0.25  # from this share on they are worth a method that learns
 
 
 class Labels(NamedTuple):
-    """What is known of training examples.
+    """Counts and kinds of the labels of training examples.
 
     Attributes:
         examples: how many there are.
@@ -51,12 +51,12 @@ class Labels(NamedTuple):
 
     @property
     def many_missing(self) -> bool:
-        """Whether these are worth a method that learns from them."""
+        """Whether the unlabelled examples are worth a method that learns from them."""
         return self.missing >= MANY_UNLABELLED * self.examples
 
     @property
     def weak(self) -> bool:
-        """Whether weak labels tell something of the classes."""
+        """Whether weak labels say something about the classes."""
         return self.sets or (self.coarse and self.tied)
 
 
@@ -194,7 +194,7 @@ def composition_for(labels: Labels, rounds: int) -> Proposal | None:
 
 
 def _only_server(dataset: data.Dataset) -> bool:
-    """Tell whether all labels are at one client that is called a server."""
+    """Tell whether all labels are at one client whose name is that of a server."""
     train = dataset.train
     if train.client is None or dataset.client_names is None:
         return False

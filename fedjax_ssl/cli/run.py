@@ -103,7 +103,7 @@ def main(arguments: list[str]) -> int:
 
 
 def _what_follows(workdir: Path) -> str:
-    """Return what the same command does after a stop."""
+    """Say what the same command does after a stop."""
     rounds = Checkpoints(workdir).rounds()
     if not rounds:
         return "there is no checkpoint yet: the same command starts from the beginning"

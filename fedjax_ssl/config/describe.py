@@ -10,7 +10,7 @@ from fedjax_ssl.errors import naming
 
 
 class Described(NamedTuple):
-    """One field."""
+    """A field of a config, for help."""
 
     field: str  # dotted
     value: Any  # in this config; where it is None and its choice has a default of its own, that one

@@ -110,8 +110,8 @@ def register(kind: str, name: str | None = None, builder: Callable[..., Any] | N
 
 
 def options_of(config: Any) -> dict[str, Option]:
-    """Every field that a config has, by dotted name: fields of all configs, and the options of what
-    this one names.
+    """Return every field that a config has, by dotted name: fields of all configs, and the options
+    of what this one names.
 
     Args:
         config: not resolved.
@@ -159,7 +159,7 @@ def _options_of_choices() -> dict[str, Option]:
 
 
 def words_of(option: Option, full: bool = False) -> str:
-    """Return what a field takes, in words; `full`, or for several numbers: with their range."""
+    """Describe the values that a field takes; `full`, or for several numbers: with their range."""
     return (
         option.allowed.words()
         if option.allowed and (full or option.type is tuple)

@@ -48,7 +48,7 @@ class Parcel(NamedTuple):
 
 
 class UnderWay(NamedTuple):
-    """What the server has of earlier rounds."""
+    """Uploads of earlier rounds that the server has not used yet."""
 
     sent: Parcel  # [D, D]: i + 1 rounds ago, to arrive j + 1 rounds after that
     steps: Float[Array, " D"]  # of the server since then

@@ -26,7 +26,7 @@ TIMM = "timm:"  # in front of the name of one of its networks
 
 
 class Encoder(NamedTuple):
-    """What makes a feature vector of an example."""
+    """A function from examples to feature vectors, and facts about it."""
 
     known_by: Mapping[str, Any]  # differs where its features may; fits into JSON
     encode: Callable[..., Any]

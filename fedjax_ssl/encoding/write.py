@@ -26,7 +26,7 @@ _CLOSE = 0.02
 
 
 class Wanted(NamedTuple):
-    """What is to be encoded."""
+    """A dataset, its encoder and its views: the job of `write`."""
 
     dataset: Dataset
     encoder: Encoder

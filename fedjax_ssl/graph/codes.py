@@ -170,7 +170,7 @@ def matmul_distances(
 
 
 def fastest_kernel(platform: str) -> str:
-    """Return how distances are found fastest on "cpu", "gpu" or "tpu"."""
+    """Return the name of the fastest kernel for distances on "cpu", "gpu" or "tpu"."""
     return "popcount" if platform == "cpu" else "matmul"
 
 

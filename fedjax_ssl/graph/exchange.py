@@ -164,8 +164,8 @@ def exchanged_scores(
 
 
 def fraction_bits(num_labelled: int, num_clients: int, settings: GraphSettings) -> int:
-    """Bits f behind the point of row sums, the most with which the largest possible score stays
-    below 2^32.
+    """Return the bits f behind the point of row sums: the most with which the largest possible
+    score stays below 2^32.
 
     The numbers are public: labelled points of all clients, and clients, each of which rounds.
     ValueError if fewer than 8 bits are left.
@@ -182,7 +182,7 @@ def fraction_bits(num_labelled: int, num_clients: int, settings: GraphSettings) 
 
 
 def largest_score(num_labelled: int, settings: GraphSettings) -> float:
-    """Return what no score can exceed, known from public numbers.
+    """Return an upper bound of all scores, known from public numbers.
 
     Eigenvalues of S are at most 1 / (1 - alpha), so scores are at most |y_c| / (1 - alpha). The
     length |y_c| of a column of Y is at most sqrt(num_labelled), and 1 where labels are divided by
@@ -200,7 +200,7 @@ def _check(name: str, found: np.ndarray, shape: tuple[int, ...], dtype: type) ->
 
 
 def spare_bits(largest_sum: float, num_terms: int) -> int:
-    """Bits f behind the point, the most with which no sum reaches 2^32.
+    """Return the bits f behind the point: the most with which no sum reaches 2^32.
 
     The sum of numbers that add up to at most `largest_sum`, each rounded, is at most 2^f
     largest_sum + num_terms / 2. After `from_fixed_point` it is off by at most num_terms 2^-(f + 1).

@@ -56,7 +56,7 @@ CODE = GraphSettings(similarity_power=3.0, label_norm="class", confidence_scale=
 
 
 def is_known(value: object) -> bool:
-    """Return whether a value can be looked at now, that is, whether it is not being traced."""
+    """Return whether a value can be read now, that is, whether it is not traced."""
     return not isinstance(value, jax.core.Tracer)
 
 

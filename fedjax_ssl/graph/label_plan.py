@@ -159,7 +159,7 @@ def plan_labels(
 
 
 def _margin(probabilities: ArrayLike | None, num_points: int) -> Array:
-    """Return how far the first class of each point is ahead of its second."""
+    """Return each point's lead of its first class over its second."""
     given = np.asarray(() if probabilities is None else probabilities)
     if given.ndim != 2 or given.shape[0] != num_points or not np.isfinite(given).all():
         raise ValueError(
@@ -171,8 +171,8 @@ def _margin(probabilities: ArrayLike | None, num_points: int) -> Array:
 
 
 def most_candidates(num_points: int) -> int:
-    """Return how many points a plan chooses among: all of them while S fits into memory; says so
-    where it is a random part.
+    """Return the number of points that a plan chooses among: all of them while S fits into memory;
+    note where it is a random part.
     """
     room = _MOST_ENTRIES // num_points
     room = max(room - room % _COLUMNS_AT_ONCE, 1)  # whole blocks
@@ -182,7 +182,7 @@ def most_candidates(num_points: int) -> int:
 
 
 def _count(free: np.ndarray, names: np.ndarray, budget: int | None, per_client: int | None) -> int:
-    """Return how many labels are planned, and say where these are fewer than were asked for."""
+    """Return the number of labels to plan, and note where it is smaller than the number asked for."""
     if budget is None and per_client is None:
         raise ValueError("budget and per_client are None; give one of them")
     if not free.any():
@@ -292,7 +292,7 @@ def _first_rows(mask: Array, count: int) -> Array:
 
 
 def _influence_rows(graph: Graph, alpha: Any, rows: Array) -> Array:
-    """Rows of S, [m, n], which is symmetric, some columns at once."""
+    """Return rows of S, [m, n], which is symmetric, some columns at once."""
     width = min(_COLUMNS_AT_ONCE, rows.shape[0])
     blocks = jnp.pad(rows, (0, -rows.shape[0] % width), mode="edge").reshape(-1, width)
     found = lax.map(lambda some: influence_columns(graph, alpha, some).T, blocks)
@@ -479,7 +479,9 @@ def _cluster(key: Array, points: Array, valid: Array, count: int) -> Array:
 
 
 def _near_in_cluster(points: Array, cluster: Array, valid: Array) -> Array:
-    """Mean distance of every point to its nearest neighbours in its cluster; inf without any."""
+    """Return the mean distance of every point to its nearest neighbours in its cluster; inf without
+    any.
+    """
     numbers = jnp.arange(points.shape[0], dtype=jnp.int32)
     count = min(_TYPICAL_NEIGHBORS, points.shape[0])
 

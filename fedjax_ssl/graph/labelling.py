@@ -264,8 +264,8 @@ def label_propagation(
 
 
 def _finite(features: Array, valid: Array | None) -> Array | None:
-    """Return the rows that are points: those with NaN or infinity, which only come in under a
-    trace, are none.
+    """Return the mask of the points. Rows with NaN or infinity, which only come in under a trace,
+    are no points.
     """
     check_rows("valid", valid, features.shape[0])
     if is_known(features):

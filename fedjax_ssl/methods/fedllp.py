@@ -129,8 +129,8 @@ def proportion_term(setup: Setup) -> Term:
 
 
 def set_per_step(local_epochs: int, set_size: int = 0) -> Sampler:
-    """Stream "set": one whole set of the client per local step, all sets in a fresh order in every
-    epoch.
+    """Return a sampler of stream "set": one whole set of the client per local step, all sets in a
+    fresh order in every epoch.
 
     Sets without examples are no step. A client with coarse labels takes none.
 
@@ -175,8 +175,8 @@ def set_per_step(local_epochs: int, set_size: int = 0) -> Sampler:
 
 
 def local_epochs_done(step: Step, local_epochs: int, rampup: str) -> Float[Array, ""]:
-    """Local epochs before this step, in the run or since the epoch began; counted as if every round
-    had the client.
+    """Count the local epochs before this step, in the run or since the epoch began; as if every
+    round had the client.
 
     Args:
         step: step of a client with sets.
@@ -210,6 +210,6 @@ def _sets_of(client: Client) -> WeakLabels:
 
 
 def _count_members(clients: Client) -> Int[Array, "*p"]:
-    """Examples in sets, of one client or of several."""
+    """Count the examples in sets, of one client or of several."""
     weak = _sets_of(clients)
     return jnp.where(weak.from_sets, weak.num_examples, 0)

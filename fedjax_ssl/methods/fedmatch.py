@@ -189,7 +189,7 @@ class FedMatch:
 
     @property
     def at_server(self) -> bool:
-        """Returns whether the server trains on labels."""
+        """Return whether the server trains on labels."""
         return self.labels_at == "server"
 
     @property
@@ -234,11 +234,11 @@ class FedMatch:
         return {**parts, PSI: jax.tree.map(sparse, parts[PSI])}
 
     def network(self, parts: Params) -> PyTree:
-        """Return the network of a model as it is evaluated."""
+        """Return the network of a model for evaluation."""
         return combine(self.visible(parts))
 
     def changed(self, new: PyTree, old: PyTree) -> PyTree:
-        """Return which entries differ enough to be sent; a tree of bool arrays."""
+        """Return the mask of entries that differ enough to be sent; a tree of bool arrays."""
         return jax.tree.map(lambda a, b: jnp.abs(a - b) > self.delta_threshold, new, old)
 
 
@@ -361,8 +361,8 @@ def consistency(
 def regularizer(
     parts: Params, l2_weight: float | Array, l1_weight: float | Array
 ) -> Float[Array, ""]:
-    """lambda_L2 ||sigma - psi||^2 + lambda_L1 ||psi||_1, sums over all weights; a part that is
-    missing is 0.
+    """Return lambda_L2 ||sigma - psi||^2 + lambda_L1 ||psi||_1, sums over all weights; a part that
+    is missing is 0.
     """
     difference = reduce(partial(jax.tree.map, jnp.subtract), parts.values())
     squares = sum(
@@ -379,7 +379,7 @@ class Remembered(NamedTuple):
 
 
 def _unsupervised(setup: Setup, settings: FedMatch) -> Term:
-    """L_u, and all that server and clients send each other and keep for it."""
+    """Return the term of L_u, with all that server and clients send each other and keep for it."""
     plain = augmented_view(setup, "unlabelled")
     strong = strong_view(setup)
     own_rate = settings.lr_schedule == "client"
@@ -520,7 +520,7 @@ class FromClient(NamedTuple):
 
 
 def to_cohort(settings: FedMatch, store: Store, context: RoundContext) -> ToClient:
-    """Return what every client of the cohort is sent (S2C)."""
+    """Return the message to every client of the cohort (S2C)."""
     ids = context.clients.id
     part = settings.parts[-1]
     fresh = (context.number == 0) | ~store.seen.at[ids].get(mode="clip")
@@ -552,8 +552,8 @@ def to_cohort(settings: FedMatch, store: Store, context: RoundContext) -> ToClie
 
 
 def sparse_messages(settings: FedMatch) -> UploadTransform:
-    """Return what makes a trained client's upload sparse (C2S): the model as the server then has
-    it, which the term sends.
+    """Return the transform that makes a trained client's upload sparse (C2S): it becomes the model
+    as the server then has it, which the term sends.
     """
 
     def at_client(
@@ -574,8 +574,8 @@ def sparse_messages(settings: FedMatch) -> UploadTransform:
 
 
 def from_client(settings: FedMatch, trained: ClientResult) -> FromClient:
-    """Return the model as the server has it: the client's entries where these changed enough, those
-    that it began with elsewhere.
+    """Return the model as the server has it: the client's entries where they changed enough, its
+    starting values elsewhere.
     """
     new = {part: trained.groups[part] for part in settings.uploaded}
     old = {part: trained.start_params[part] for part in settings.uploaded}
@@ -586,8 +586,8 @@ def from_client(settings: FedMatch, trained: ClientResult) -> FromClient:
 
 
 def _stored(setup: Setup, store: Store, outcome: RoundResult) -> Store:
-    """Keep the uploads, and what each says of the noise image; one that says nothing finite is
-    no upload.
+    """Keep the uploads, and the class probabilities of each for the noise image; an upload without
+    finite ones is no upload.
     """
     context = outcome.context
     shape = jax.eval_shape(setup.normalize, context.inputs[:1]).shape[1:]
@@ -611,7 +611,7 @@ def _stored(setup: Setup, store: Store, outcome: RoundResult) -> Store:
 
 
 def _traffic(outcome: RoundResult) -> Traffic:
-    """Bytes each way, in place of the model's."""
+    """Count the bytes each way, in place of the model's."""
     valid = outcome.context.valid
     size = count_parameters(next(iter(outcome.before.params.values())))
     numbers = count_parameters(outcome.before.model_state)
@@ -627,7 +627,7 @@ def _traffic(outcome: RoundResult) -> Traffic:
 
 
 def costs(outcome: RoundResult) -> Metrics:
-    """S2C and C2S as the paper counts them: numbers sent, by those of a model, mean over the
+    """Return S2C and C2S as the paper counts them: numbers sent, by those of a model, mean over the
     cohort.
 
     A model has half as many numbers as there are parameters in sigma and psi; two whole parts cost
@@ -647,8 +647,8 @@ def costs(outcome: RoundResult) -> Metrics:
 
 
 def _server_training(setup: Setup, settings: FedMatch, supervised: Term) -> Training:
-    """Epochs over the server's labelled examples in stored order, before the clients, at a rate
-    of its own.
+    """Return epochs over the server's labelled examples in stored order, before the clients, at a
+    rate of its own.
     """
     bounds = Bounds(setup.max_server, 1, 0)
     sampler = matched_batches(
@@ -684,8 +684,8 @@ def nearest_clients(
     known: Bool[Array, " C"],
     number: int,
 ) -> tuple[Int[Array, "p H"], Bool[Array, "p H"]]:
-    """For each client the others nearest to it by Euclidean distance, nearest first, the lower id
-    of equal ones.
+    """Find the other clients nearest to each client by Euclidean distance, nearest first, the lower
+    id of equal ones.
 
     Args:
         clients: who asks; for one that is not known itself there is nobody. Ids out of range are
@@ -710,8 +710,8 @@ def nearest_clients(
 
 
 def noise_image(key: Key[Array, ""], shape: tuple[int, ...]) -> Float[Array, "*shape"]:
-    """Independent normal values of mean and deviation 125 / 255, as input of a network, truncated
-    to [0, 1] as in the code, which gives them the mean 0.497 and the deviation 0.269.
+    """Return independent normal values of mean and deviation 125 / 255, as input of a network,
+    truncated to [0, 1] as in the code, which gives them the mean 0.497 and the deviation 0.269.
 
     Args:
         key: typed PRNG key.
@@ -740,7 +740,7 @@ class Plateau(NamedTuple):
 
 
 def first_plateau(patience: int) -> Plateau:
-    """Before the first evaluation."""
+    """Return the state before the first evaluation."""
     dtype = jnp.result_type(float)
     # Not inf: what clients keep has to be finite, or they count as dropped.
     return Plateau(
@@ -749,8 +749,8 @@ def first_plateau(patience: int) -> Plateau:
 
 
 def next_plateau(state: Plateau, loss: Float[Array, ""], patience: int) -> Plateau:
-    """After an evaluation: the rate is divided where the loss was not below the best for `patience`
-    evaluations.
+    """Return the state after an evaluation: the rate is divided if the loss was not below the best
+    for `patience` evaluations.
     """
     better = loss < state.best
     left = jnp.where(better, patience, state.patience - 1)
@@ -778,7 +778,8 @@ def _may_end_early(settings: FedMatch, looks: int) -> list[str]:
 def validate(
     setup: Setup, settings: FedMatch, seen: ClientResult
 ) -> tuple[Float[Array, ""], Float[Array, ""]]:
-    """Mean cross-entropy and accuracy of a trained model on the federation's validation examples.
+    """Return mean cross-entropy and accuracy of a trained model on the federation's validation
+    examples.
 
     Raises:
         ValueError: there are none.

@@ -257,7 +257,7 @@ def _confident_or_labelled(sent: Broadcast, context: RoundContext) -> Bool[Array
 
 
 def _diagnose(outcome: RoundResult) -> Metrics:
-    """Measures the error of the estimates over the cohort's clients with coarse labels; NaN where
+    """Measure the error of the estimates over the cohort's clients with coarse labels; NaN where
     there is none.
 
     "correspondence_error" is the largest difference of an entry, of clients whose correspondence is

@@ -158,7 +158,7 @@ def fedpl(setup: Setup, settings: FedPL) -> Recipe:
 
 
 def majority_labels(batch: Stream, weak: WeakLabels | None) -> Int[Array, " n"]:
-    """Class label of every row where there is one, else the most frequent class of its set, -1
+    """Return the class label of every row that has one, else the most frequent class of its set, -1
     without either.
 
     Of equally frequent classes the first one. Coarse labels give none.
@@ -173,7 +173,7 @@ def majority_labels(batch: Stream, weak: WeakLabels | None) -> Int[Array, " n"]:
 def split_by_confidence(
     logits: Float[Array, "n K"], batch: Stream, threshold: float | Array
 ) -> Confidence:
-    """Labels a batch by its own predictions and pairs confident rows with the others; all of it
+    """Label a batch by its own predictions and pair confident rows with the others; all of it
     constants.
 
     Args:
@@ -205,8 +205,8 @@ def split_loss(
     mix_weight: float | Array,
     skip_empty: bool = False,
 ) -> Float[Array, ""]:
-    """Cross-entropy of the confident rows plus `mix_weight` times that of the mixed pairs (FedUL,
-    section 5).
+    """Return the cross-entropy of the confident rows plus `mix_weight` times that of the mixed
+    pairs (FedUL, section 5).
 
     Args:
         logits: logits of the batch.

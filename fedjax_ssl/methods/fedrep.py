@@ -140,8 +140,8 @@ def fedrep(
 
 
 def class_term(setup: Setup, group: str, name: str) -> Term:
-    """Cross-entropy of the main head's outputs on class labels, weakly augmented, for one parameter
-    group.
+    """Return the cross-entropy of the main head's outputs on class labels, weakly augmented, for
+    one parameter group.
 
     Args:
         setup: the run.
@@ -180,8 +180,8 @@ def _with_class_labels(setup: Setup, head_epochs: int, body_epochs: int) -> Reci
 
 
 def _class_epochs(batch_size: int, head_epochs: int, body_epochs: int, most: int) -> Sampler:
-    """Epochs over the examples with a class label: first the stream of the head, then that of
-    the body.
+    """Return a sampler of epochs over the examples with a class label: first the stream of the
+    head, then that of the body.
     """
 
     def of(stream: str, passes: int) -> Sampler:
@@ -191,8 +191,8 @@ def _class_epochs(batch_size: int, head_epochs: int, body_epochs: int, most: int
 
 
 def _without_server_head(sent: tuple[str, ...], outcome: RoundResult) -> Traffic:
-    """Return the server's head never leaves it: what goes both ways is the body, and the clients'
-    head if it is shared.
+    """Return the bytes sent: the body both ways, and the clients' head if it is shared; the
+    server's head never leaves it.
     """
     before = outcome.before
     numbers = count_parameters([before.params[group] for group in sent]) + count_parameters(

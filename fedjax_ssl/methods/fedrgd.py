@@ -260,8 +260,8 @@ def unlabelled_term(setup: Setup, settings: FedRGD) -> Term:
 def steps_of(
     setup: Setup, settings: FedRGD, streams: tuple[str, ...], max_labelled: int | None = None
 ) -> Sampler:
-    """T steps of these streams of `paired_batches`, for those who have a row; "unlabelled" alone
-    goes through labelled examples too.
+    """Return a sampler of T steps of these streams of `paired_batches`, for those who have a row;
+    "unlabelled" alone goes through labelled examples too.
 
     Args:
         setup: the run.

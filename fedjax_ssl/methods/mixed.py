@@ -136,8 +136,8 @@ def graph(setup: Setup, settings: PropagatedLabels) -> Part:
 def _refined(
     result: Propagation, likelihood: Float[Array, "p n K"], own: Int[Array, "p n"]
 ) -> Propagation:
-    """Return the propagated scores times how likely each class makes what was observed; class
-    labels stay.
+    """Return the propagated scores times the likelihood of each observation under every class;
+    class labels stay.
     """
     scores = result.scores * likelihood.reshape(result.scores.shape)
     reached = result.valid & jnp.any(scores > 0, axis=1)
@@ -161,8 +161,8 @@ def _anchors(
     clients: Client,
     threshold: float | Array,
 ) -> Int[Array, "p n"]:
-    """From which examples labels are propagated: class labels, and what network and weak label
-    together are sure of.
+    """Return the examples from which labels are propagated: those with a class label, and those
+    whose class is sure by network and weak label together.
     """
     posterior = jax.nn.softmax(logits) * likelihood
     posterior = posterior / jnp.maximum(posterior.sum(axis=2, keepdims=True), 1e-12)
@@ -176,8 +176,8 @@ def _anchors(
 
 
 def observation_likelihood(clients: Client, num_classes: int) -> Float[Array, "p n K"]:
-    """Return how likely each class makes what was observed of every example, up to a factor; 1
-    where nothing was.
+    """Return the likelihood of each example's observation under every class, up to a factor; 1
+    without an observation.
 
     Args:
         clients: leading axis p.

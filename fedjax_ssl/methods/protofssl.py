@@ -161,12 +161,12 @@ class ProtoFSSL:
 
     @property
     def pseudo_labelled(self) -> bool:
-        """Returns whether unlabelled examples are learned from at all."""
+        """Return whether unlabelled examples are learned from at all."""
         return not is_zero(self.unlabelled_weight)
 
     @property
     def global_source(self) -> bool:
-        """Returns whether local predictions compare with the helpers' mean prototypes."""
+        """Return whether local predictions compare with the helpers' mean prototypes."""
         return self.proto_source == "global"
 
     @property
@@ -285,9 +285,7 @@ class State(NamedTuple):
 
 
 def _term(setup: Setup, settings: ProtoFSSL) -> Term:
-    """Return what ProtoFSSL adds to federated averaging: one loss, prototypes up, helpers'
-    prototypes down.
-    """
+    """Return ProtoFSSL's term: one loss, prototypes up, helpers' prototypes down."""
     streams = (SUPPORT, QUERY, UNLABELLED) if settings.pseudo_labelled else (SUPPORT, QUERY)
     views = {stream: augmented_view(setup, stream) for stream in streams}
 
@@ -391,7 +389,7 @@ def _prepare(settings: ProtoFSSL, state: State, context: RoundContext) -> tuple[
 def _loss(
     setup: Setup, settings: ProtoFSSL, views: dict[str, View], step: Step
 ) -> Float[Array, ""]:
-    """L = L_s + lambda L_u of one episode (algorithm 1)."""
+    """Return L = L_s + lambda L_u of one episode (algorithm 1)."""
     helpers = step.shared
     features = {stream: step.outputs[view.name].features for stream, view in views.items()}
     support = step.streams[SUPPORT]
@@ -421,7 +419,7 @@ def _loss(
 def _rows_used(
     setup: Setup, settings: ProtoFSSL, trained: ClientResult
 ) -> tuple[Int[Array, ""], Int[Array, ""]]:
-    """Examples that a client went through: (forward and backward, forward only, for the
+    """Count the examples that a client went through: (forward and backward, forward only, for the
     prototypes it shares).
     """
     client = trained.client
@@ -460,7 +458,7 @@ def _diagnose(
 
 
 def _traffic(setup: Setup, settings: ProtoFSSL, outcome: RoundResult) -> Traffic:
-    """Helpers' prototypes to every client, every client's own back."""
+    """Count the bytes: helpers' prototypes to every client, every client's own back."""
     context = outcome.context
     sets = outcome.sent.shared.sets
     down = jnp.sum(sets.present) * jnp.sum(context.valid)
@@ -508,7 +506,7 @@ def analytic_cost(
     num_features: int,
     passes: int = 1,
 ) -> tuple[Number, Number]:
-    """Operations and bytes of a client in a round (Table 1).
+    """Count operations and bytes of a client in a round (Table 1).
 
     F (|D^L| + |D^U|) E + D H K |D^U| E + F |D^L| and 2 Theta + C (1 + H) K, with C bytes for D
     features. Operations are additions and multiplications of forward passes alone; bytes are those
@@ -582,7 +580,8 @@ def query_loss(
     present: Bool[Array, " K"],
     settings: ProtoFSSL,
 ) -> Float[Array, ""]:
-    """L_s = -1/|Q| sum_x log p_y(x), |Q| = queries whose class has a prototype; 0 without any.
+    """Return L_s = -1/|Q| sum_x log p_y(x), |Q| = queries whose class has a prototype; 0 without
+    any.
 
     Args:
         embeddings: one for each of the labelled queries.
@@ -620,8 +619,8 @@ def unlabelled_loss(
     helpers: PrototypeSets,
     settings: ProtoFSSL,
 ) -> Float[Array, ""]:
-    """L_u: local predictions against the helpers' pseudo-labels, averaged over the rows in the
-    mask; 0 without any.
+    """Return L_u: local predictions against the helpers' pseudo-labels, averaged over the rows in
+    the mask; 0 without any.
 
     A class without a local prototype has probability 0 and keeps its part in the cross-entropy,
     clipped: otherwise the loss could be lowered by moving pseudo-labels onto absent classes.
@@ -646,7 +645,9 @@ def unlabelled_loss(
 def mean_log_probs(
     embeddings: Float[Array, "n d"], sets: PrototypeSets, distance: str
 ) -> Float[Array, "n K"]:
-    """log of the probabilities averaged over prototype sets; uniform where there is none."""
+    """Return the log of the probabilities averaged over prototype sets; uniform where there is
+    none.
+    """
     probs = objectives.helper_pseudo_labels(
         embeddings, sets.centers, sets.present, 1.0, 1.0, distance=distance
     )
@@ -657,8 +658,8 @@ def mean_log_probs(
 def labelled_prototypes(
     setup: Setup, params: PyTree, model_state: PyTree, client: Client, inputs: Array
 ) -> Float[Array, "K d"]:
-    """Mean embedding of all of a client's labelled examples by class, in evaluation mode,
-    without augmentation.
+    """Return the mean embedding of all of a client's labelled examples by class, in evaluation
+    mode, without augmentation.
     """
 
     def embed(raw: Array) -> Float[Array, "b d"]:
@@ -678,8 +679,8 @@ def episodes(
     settings: ProtoFSSL,
     learns_unlabelled: Callable[[Now], Bool[Array, ""]],
 ) -> Sampler:
-    """Every step draws anew: `num_support` and `num_query` examples of each class, and unlabelled
-    ones.
+    """Return a sampler of episodes: every step draws `num_support` and `num_query` examples of each
+    class anew, and unlabelled ones.
 
     Streams "support" [K * num_support] and "query" [K * num_query], class after class, and
     "unlabelled" [num_unlabelled], without repetition within a step. Of a class with n labels, fewer
@@ -764,7 +765,7 @@ def check_episodes(settings: ProtoFSSL, data: FederatedData) -> list[str]:
 
 
 def _absent(settings: ProtoFSSL) -> str:
-    """Says what becomes of a class without labels at a client."""
+    """Say what becomes of a class without labels at a client."""
     if not settings.pseudo_labelled:
         return "probability 0 there"
     if settings.absent_classes == "stop":
@@ -778,8 +779,8 @@ def _absent(settings: ProtoFSSL) -> str:
 def support_and_query(
     counts: Int[Array, "*n"], settings: ProtoFSSL
 ) -> tuple[Int[Array, "*n"], Int[Array, "*n"]]:
-    """How many examples of a class are support and query in a step, given its number of labels;
-    see `episodes`.
+    """Return the numbers of support and query examples of a class in a step, given its number of
+    labels; see `episodes`.
     """
     support = jnp.where(counts > 1, jnp.minimum(settings.num_support, counts - 1), counts)
     return support, jnp.minimum(settings.num_query, counts - support)

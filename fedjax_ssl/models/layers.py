@@ -26,8 +26,8 @@ kaiming_fan_out = nn.initializers.variance_scaling(2.0, "fan_out", "normal")
 
 
 def torch_uniform(fan_in: int) -> Initializer:
-    """Uniform on +-1/sqrt(fan_in): PyTorch's default for weights and biases of linear and conv
-    layers.
+    """Return a uniform initializer on +-1/sqrt(fan_in): PyTorch's default for weights and biases of
+    linear and conv layers.
     """
     bound = 1 / math.sqrt(fan_in)
     return lambda key, shape, dtype: jax.random.uniform(key, shape, dtype, -bound, bound)
@@ -194,7 +194,7 @@ class Network(nn.Module):
         return getattr(self, "dropout_rate", 0.0) > 0
 
     def width(self, channels: int) -> int:
-        """Return how many channels or units a layer of so many has here."""
+        """Return the number of channels or units that a layer has here, given the paper's number."""
         return channels
 
     def scores(

@@ -156,7 +156,7 @@ def _model_of(module: Network, input_shape: tuple[int, ...]) -> Model:
         return variables["params"], variables.get("batch_stats", {})
 
     def noted(collection: str) -> PyTree:
-        """Return what layers note of themselves at the start, in Python numbers."""
+        """Return the notes that layers make when a network starts, as Python numbers."""
         notes: dict[str, PyTree] = {}
         jax.eval_shape(lambda: notes.update(variables_of(jax.random.key(0)).get(collection, {})))
         return notes

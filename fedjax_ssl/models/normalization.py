@@ -44,7 +44,7 @@ def _scaled(
 
 
 def _moments(values: Array, mask: Array | None) -> tuple[Array, Array, Array]:
-    """Mean, biased variance and number of the marked positions, per channel."""
+    """Return mean, biased variance and number of the marked positions, per channel."""
     axes = tuple(range(values.ndim - 1))
     positions = values.size // values.shape[-1]
     if mask is None:

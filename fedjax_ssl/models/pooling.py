@@ -26,7 +26,7 @@ def max_pool(
     padding: Padding = "VALID",
     relu: bool = False,
 ) -> Float[Array, "n h2 w2 c"]:
-    """Maximum over size x size windows.
+    """Return the maximum over size x size windows.
 
     Equal values: the gradient goes to one of them, the first in a row and the first of the rows, as
     in PyTorch. NaN wins over numbers.
@@ -73,8 +73,8 @@ _NO_PLACE = 255  # place of a window whose maximum ReLU makes 0
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(1, 2))
 def _apart(inputs: Array, size: int, relu: bool) -> Array:
-    """Maximum over windows side by side. The derivative reads which value was chosen, one byte for
-    each window.
+    """Return the maximum over windows side by side. The derivative reads which value was chosen,
+    one byte for each window.
 
     No value is chosen by a branch, which a CPU would guess wrong, and all operations have the shape
     of the result.
@@ -109,7 +109,9 @@ def _apart_derivative(
 
 
 def _windows(inputs: Array, size: int) -> Array:
-    """[n, rows, size, columns, size, c], without rows and columns that fill no window."""
+    """Cut images to [n, rows, size, columns, size, c], without rows and columns that fill no
+    window.
+    """
     count, height, width, channels = inputs.shape
     rows = height // size
     columns = width // size

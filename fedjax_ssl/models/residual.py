@@ -60,7 +60,7 @@ class ConvNorm(nn.Module):
 
 
 class Block(nn.Module):
-    """What a residual block is made of; around it goes the input, where the shape stays."""
+    """Base of residual blocks; the input is added to the output, where the shape stays."""
 
     filters: int
     stride: int
@@ -68,7 +68,7 @@ class Block(nn.Module):
     lowering: str
 
     def keeps_shape(self, inputs: Array) -> bool:
-        """Return whether what comes out can be added to what comes in."""
+        """Return whether the output can be added to the input."""
         return self.stride == 1 and inputs.shape[-1] == self.filters
 
 

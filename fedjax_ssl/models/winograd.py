@@ -136,7 +136,7 @@ def _tiles(outputs: int, size: int) -> _Tiles | None:
 
 
 def _padded(inputs: Array, pads: lowerings.Pads, *axes: _Tiles | None) -> Array:
-    """With the pads, and zeros at the end of an axis that is cut, up to the end of its last
+    """Pad the images, and add zeros to the end of an axis that is cut, up to the end of its last
     block.
     """
     sizes = inputs.shape[1:3]
@@ -199,8 +199,8 @@ def _kernel_transform(size: int) -> np.ndarray:
 
 
 def _coefficients(roots: Sequence[float]) -> list[float]:
-    """Coefficients of the polynomial with these roots and leading coefficient 1, lowest power
-    first.
+    """Return the coefficients of the polynomial with these roots and leading coefficient 1, lowest
+    power first.
     """
     found = [1.0]
     for root in roots:

@@ -247,8 +247,8 @@ def posterior_constraints(
 
 
 def open_directions(matrices: Sequence[ArrayLike], posterior: ArrayLike | None = None) -> int:
-    """Return how many directions of the class posterior all clients' observations together leave
-    open; 0: they determine it.
+    """Return the number of directions of the class posterior that all clients' observations
+    together leave open; 0: they determine it.
 
     Args:
         matrices: A_c [O_c, K] of every client: the identity for labels, the correspondence matrix
@@ -282,8 +282,7 @@ def is_constant(matrix: ArrayLike) -> bool:
 
 
 def channel_warnings(matrices: Sequence[ArrayLike], quiet: Collection[int] = ()) -> list[str]:
-    """Return what a user should know about clients' observations, a sentence per weakness with the
-    clients that have it.
+    """List weaknesses of clients' observations, a sentence each, with the clients that have it.
 
     Args:
         matrices: as for `open_directions`.

@@ -189,8 +189,8 @@ def correspondence_counts(
     threshold: float | Float[Array, ""],
     mask: Bool[Array, " n"] | None = None,
 ) -> tuple[Float[Array, "J K"], Float[Array, " J"]]:
-    """Return how often an observed label meets a confident pseudo-label, and how often it occurs
-    at all.
+    """Count how often an observed label meets a confident pseudo-label, and how often it occurs at
+    all.
 
     Counts of several clients may be added, then normalized. They are exact up to 2^24 examples in
     float32.

@@ -316,7 +316,9 @@ def _in_own_spaces(log_probs: Array, federation: data.FederatedData) -> Array:
 def _embedding(
     features: str, method: Method, state: ServerState, views: bool
 ) -> Callable[[Array], Array]:
-    """Map raw inputs -> what is compared; of inputs with stored views the example as it is."""
+    """Return the function from raw inputs to the features that are compared; of inputs with stored
+    views it takes the example as it is.
+    """
     if features == "inputs":
 
         def flat(inputs: Array) -> Array:

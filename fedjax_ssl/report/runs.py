@@ -59,12 +59,12 @@ class Group:
 
     @property
     def finished(self) -> pandas.DataFrame:
-        """Rows of the runs that came to their end."""
+        """Rows of the runs that finished."""
         return self.frame[self.frame["finished"]]
 
     @property
     def summaries(self) -> dict[int, dict[str, Any]]:
-        """Those of the finished runs, by seed."""
+        """Summaries of the finished runs, by seed."""
         return {seed: run.summary or {} for seed, run in self.finished["run"].items()}
 
     @property
@@ -78,7 +78,7 @@ class Group:
 
     @property
     def diverged(self) -> int:
-        """How many of the finished runs diverged."""
+        """Number of the finished runs that diverged."""
         return int((self.finished["state"] != "finished").sum())
 
     @property

@@ -12,7 +12,7 @@ from fedjax_ssl.secure.wire import DistanceShare, OwnDistances, check_array
 
 
 def bits_of(codes: np.ndarray, num_bits: int) -> np.ndarray:
-    """Codes uint32 [n, words] -> uint8 [n, num_bits] of 0 and 1."""
+    """Turn codes uint32 [n, words] into uint8 [n, num_bits] of 0 and 1."""
     data = np.ascontiguousarray(codes, "<u4").view(np.uint8)
     return np.unpackbits(data, axis=1, bitorder="little")[:, :num_bits]
 
@@ -35,15 +35,15 @@ def roles(a: int, b: int, counts: dict[int, int]) -> tuple[int, int]:
 
 
 def own_distances(codes: np.ndarray, num_bits: int) -> np.ndarray:
-    """Distances between the points of one client, [n, n] in `ring`: by a product, exact below
-    2^24 bits.
+    """Return the distances between the points of one client, [n, n] in `ring`: by a product, exact
+    below 2^24 bits.
     """
     signs = 1 - 2 * bits_of(codes, num_bits).astype(np.float32)
     return ((num_bits - signs @ signs.T) / 2).astype(ring(num_bits))
 
 
 class PairServer(Machine):
-    """The server takes a share from each client of a pair, and makes of both the distances between
+    """Server that takes a share from each client of a pair, and makes of both the distances between
     their points.
 
     Args:
@@ -95,7 +95,7 @@ class PairServer(Machine):
 
 
 class OwnClient(Machine):
-    """A client that works out the distances between its own points."""
+    """Client that works out the distances between its own points."""
 
     def __init__(self, endpoint: Endpoint, codes: np.ndarray, num_bits: int):
         super().__init__(endpoint)
@@ -110,7 +110,7 @@ class OwnClient(Machine):
 
 
 class OwnServer(Machine):
-    """The server takes the distances between a client's own points."""
+    """Server that takes the distances between a client's own points."""
 
     def __init__(self, endpoint: Endpoint, client: int, num_points: int, num_bits: int):
         super().__init__(endpoint)

@@ -140,7 +140,9 @@ class SecretKey:
         return (_power(value, prime - 1, squared) - 1) // prime
 
     def encrypt(self, number: int) -> int:
-        """As the public key, in half the time: powers modulo p^2 and q^2, put together."""
+        """Encrypt as the public key does, in half the time: powers modulo p^2 and q^2, put
+        together.
+        """
         modulus = self.public.modulus
         unit = self.public._unit()
         at_p = _power(unit % self._p2, modulus % (self._p * (self._p - 1)), self._p2)
@@ -160,7 +162,7 @@ class SecretKey:
 
 
 def _two_primes(bits: int) -> tuple[int, int]:
-    """Different primes of half the bits each; the top two bits are set, so the product has
+    """Return different primes of half the bits each; the top two bits are set, so the product has
     exactly `bits`.
     """
     if bits < 64 or bits % 16:
@@ -195,7 +197,7 @@ def _is_prime(number: int) -> bool:
 
 
 def packing(num_points: int, num_bits: int, key_bits: int) -> tuple[int, int, int]:
-    """(bits of a slot, slots of a plaintext, plaintexts for `num_points` points)."""
+    """Return (bits of a slot, slots of a plaintext, plaintexts for `num_points` points)."""
     width = num_bits.bit_length()
     slots = (key_bits - 1) // width
     return width, slots, -(-num_points // slots)
@@ -247,11 +249,11 @@ class PaillierOwner(Machine):
         self._done = False
 
     def start(self) -> list[Outgoing]:
-        """Its key and its encrypted bits."""
+        """Send its key and its encrypted bits."""
         return [self.endpoint.pack(self._peer, self._packed.message)]
 
     def receive(self, data: bytes) -> list[Outgoing]:
-        """Decrypts masked distances, for the server."""
+        """Decrypt masked distances, for the server."""
         message = self.take(data, self._peer, EncryptedDistances, not self._done)
         public = self._packed.key.public
         *_, blocks = packing(self._packed.num_points, self._packed.num_bits, self._packed.key_bits)
@@ -295,7 +297,7 @@ class PaillierEvaluator(Machine):
         self._done = False
 
     def receive(self, data: bytes) -> list[Outgoing]:
-        """Works out the masked distances under encryption; the masks are for the server."""
+        """Work out the masked distances under encryption; the masks are for the server."""
         message = self.take(data, self._peer, EncryptedBits, not self._done)
         num_bits = self._bits.shape[1]
         size = self._key_bits // 8
@@ -377,7 +379,7 @@ class PaillierServer(PairServer):
 
 
 def _pack(bits: np.ndarray, width: int) -> int:
-    """One bit for each point -> a number with a slot of `width` bits for each."""
+    """Pack one bit of each point into a number with a slot of `width` bits for each."""
     slots = np.zeros((len(bits), width), np.uint8)
     slots[:, 0] = bits
     return int.from_bytes(np.packbits(slots.reshape(-1), bitorder="little").tobytes(), "little")
@@ -399,7 +401,7 @@ def _from_bytes(values: np.ndarray) -> list[int]:
 def _checked(
     values: np.ndarray, shape: tuple[int, ...], public: PublicKey, sender: int
 ) -> list[int]:
-    """Ciphertexts. Raises MalformedMessage for a number that is none, or another shape."""
+    """Return the ciphertexts. Raises MalformedMessage for a number that is none, or another shape."""
     check_array("ciphertexts", values, shape, np.uint8, sender)
     numbers = _from_bytes(values)
     if not all(map(public.is_ciphertext, numbers)):

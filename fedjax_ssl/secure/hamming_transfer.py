@@ -112,7 +112,7 @@ class ExtensionReceiver:
         self._done = 0
 
     def extend(self, choices: np.ndarray) -> tuple[int, np.ndarray, np.ndarray]:
-        """More transfers; streams and numbers go on from those before.
+        """Make more transfers; streams and numbers go on from those before.
 
         Args:
             choices: uint8 [m] of 0 and 1, m a multiple of 8.
@@ -178,7 +178,7 @@ class ExtensionSender:
 
 
 def transpose_bits(columns: np.ndarray) -> np.ndarray:
-    """Bits of 128 columns -> rows of 16 bytes.
+    """Turn bits of 128 columns into rows of 16 bytes.
 
     Args:
         columns: uint8 [128, k]; bit j % 8 of byte j // 8 belongs to row j.
@@ -207,8 +207,8 @@ _CHUNK_BYTES = 2**21
 
 
 def chunks(num_chosen: int, num_offered: int, num_bits: int) -> Iterator[tuple[int, int]]:
-    """Return how the receiver's points are cut: (points, transfers) of every message; both
-    sides work it out alike.
+    """Cut the receiver's points: (points, transfers) of every message; both sides work it out
+    alike.
     """
     width = np.dtype(ring(num_bits)).itemsize * num_offered * num_bits
     step = max(1, _CHUNK_BYTES // max(width, 1))

@@ -83,7 +83,7 @@ def add_row_sums(
     min_clients: int,
     recovery: bool,
 ) -> None:
-    """All attempts at a sum. Args: rows of every invited client; the rest as in `Protocols`."""
+    """Run all attempts at a sum. Args: rows of every invited client; the rest as in `Protocols`."""
     invited = sorted(counts)
     while len(invited) >= min_clients:
         for client in invited:
@@ -123,8 +123,8 @@ def add_row_sums(
 
 
 def threshold(num_clients: int) -> int:
-    """Shares that give a key in Shamir mode: more than half, so that the clients cannot be asked
-    in two groups.
+    """Return the number of shares that give a key in Shamir mode: more than half, so that the
+    clients cannot be asked in two groups.
     """
     return num_clients // 2 + 1
 
@@ -191,7 +191,7 @@ class Protocols:
 
     @property
     def exchange(self) -> Exchange:
-        """Returns what `fedjax_ssl.graph` calls."""
+        """Return the functions that `fedjax_ssl.graph` calls."""
         return Exchange(
             self.distances, self.row_sums, self.begin, self.columns, self.without_distances
         )
@@ -208,7 +208,9 @@ class Protocols:
         self._begin(list(num_points))
 
     def session_bytes(self) -> tuple[int, int]:
-        """Bytes that the clients were sent and sent in this session, as the server relays them."""
+        """Count the bytes that the clients were sent and sent in this session, as the server relays
+        them.
+        """
         before = self._bytes_before
         now = self._bytes_of_clients()
         return now[0] - before[0], now[1] - before[1]
@@ -220,8 +222,8 @@ class Protocols:
         )
 
     def distances(self, a: int, b: int, codes_a: np.ndarray, codes_b: np.ndarray) -> np.ndarray:
-        """Distances of all points of a to all of b, int32; num_bits + 1 where one of them is
-        gone.
+        """Return the distances of all points of a to all of b, int32; num_bits + 1 where one of
+        them is gone.
         """
         for client in {a, b}:
             self._pairs[client] += 1
@@ -235,18 +237,18 @@ class Protocols:
         )
 
     def without_distances(self) -> set[int]:
-        """Clients that vanished before all their distances were known: no point of theirs stays
-        in the graph.
+        """Return the clients that vanished before all their distances were known: no point of
+        theirs stays in the graph.
         """
         return set(self.gone)
 
     def columns(self, columns: dict[int, np.ndarray]) -> dict[int, np.ndarray]:
-        """Columns of S as they arrive at the clients."""
+        """Return the columns of S as they arrive at the clients."""
         return columns
 
     def row_sums(self, shares: dict[int, np.ndarray], clients: np.ndarray) -> np.ndarray:
-        """Sum of the live clients' matrices modulo 2^32 or 2^64; 0 in rows of clients that are
-        gone.
+        """Return the sum of the live clients' matrices modulo 2^32 or 2^64; 0 in rows of clients
+        that are gone.
 
         Raises:
             TooFewClients: so few are live that a sum would show single matrices.
@@ -301,7 +303,7 @@ class AccountedProtocols(Protocols):
     level = "accounted"
 
     def columns(self, columns: dict[int, np.ndarray]) -> dict[int, np.ndarray]:
-        """As given; counted."""
+        """Return the columns, and count their bytes."""
         here = {client: some for client, some in columns.items() if client not in self.gone}
         for client, some in here.items():
             size = wire_bytes(

@@ -74,8 +74,8 @@ class Endpoint:
         return self._identity.public
 
     def context(self, name: bytes, *numbers: int) -> bytes:
-        """Return what keys and signatures are bound to: protocol, version, purpose, run, round
-        and numbers.
+        """Return the bytes that keys and signatures are bound to: protocol, version, purpose, run,
+        round and numbers.
         """
         return (
             _NAME
@@ -161,7 +161,7 @@ def _nonce(sequence: int) -> bytes:
 
 
 class Machine:
-    """One party in one protocol: this one waits, and refuses every message.
+    """Base of the parties of a protocol: it waits, and refuses every message.
 
     Args:
         endpoint: endpoint of the party.
@@ -252,7 +252,7 @@ class Traffic:
     def total(
         self, phase: str | None = None, sender: int | None = None, receiver: int | None = None
     ) -> int:
-        """Bytes of a phase, from a party or to a party; None: of all."""
+        """Count the bytes of a phase, from a party or to a party; None: of all."""
         wanted = (phase, sender, receiver)
         return sum(
             size
@@ -281,8 +281,8 @@ class Network:
         self.refused: list[tuple[int, ProtocolError]] = []  # (who refused, why), for the log
 
     def run(self, phase: str, machines: Mapping[int, Machine]) -> None:
-        """Delivers until nobody has anything to say; a message that is refused counts as one
-        that never came.
+        """Deliver until nobody has anything to say; a message that is refused counts as one that
+        never came.
         """
         for party, machine in machines.items():
             self._act(phase, party, machine.start)
@@ -304,7 +304,7 @@ class Network:
     def _act(
         self, phase: str, party: int, act: Callable[..., list[Outgoing] | None], *data: bytes
     ) -> bool:
-        """Lets a party act; whether it did anything."""
+        """Let a party act; return whether it did anything."""
         if party in self.gone:
             return False
         begin = time.perf_counter()

@@ -109,14 +109,14 @@ def verify(public: bytes, signature: bytes, data: bytes, sender: int) -> None:
 
 
 def hkdf(secret: bytes, salt: bytes, info: bytes, length: int = KEY_BYTES) -> bytes:
-    """HKDF-SHA256 (RFC 5869)."""
+    """Derive bytes by HKDF-SHA256 (RFC 5869)."""
     hashes = _load("cryptography.hazmat.primitives.hashes")
     derive = _load("cryptography.hazmat.primitives.kdf.hkdf").HKDF
     return derive(algorithm=hashes.SHA256(), length=length, salt=salt, info=info).derive(secret)
 
 
 def seal(key: bytes, nonce: bytes, plain: bytes, associated: bytes) -> bytes:
-    """ChaCha20-Poly1305 (RFC 8439): as many bytes and 16 more."""
+    """Encrypt by ChaCha20-Poly1305 (RFC 8439): as many bytes and 16 more."""
     return (
         _load("cryptography.hazmat.primitives.ciphers.aead")
         .ChaCha20Poly1305(key)
@@ -125,7 +125,7 @@ def seal(key: bytes, nonce: bytes, plain: bytes, associated: bytes) -> bytes:
 
 
 def unseal(key: bytes, nonce: bytes, sealed: bytes, associated: bytes, sender: int) -> bytes:
-    """Return what was sealed.
+    """Return the plaintext of a sealed message.
 
     Raises:
         NotAuthentic: a single bit of it, of the nonce or of the associated data is another one.
@@ -235,11 +235,11 @@ class Group:
         return self._sodium.crypto_core_ed25519_scalar_reduce(secrets.token_bytes(64))
 
     def base(self, scalar: bytes) -> bytes:
-        """scalar * generator."""
+        """Return scalar * generator."""
         return self._sodium.crypto_scalarmult_ed25519_base_noclamp(scalar)
 
     def multiply(self, scalar: bytes, point: bytes) -> bytes:
-        """scalar * point.
+        """Return scalar * point.
 
         Raises:
             BadKey: the product is the identity element.
@@ -250,11 +250,11 @@ class Group:
             raise BadKey("a product of group elements is the identity element") from error
 
     def add(self, one: bytes, other: bytes) -> bytes:
-        """one + other."""
+        """Return the sum of two points."""
         return self._sodium.crypto_core_ed25519_add(one, other)
 
     def subtract(self, one: bytes, other: bytes) -> bytes:
-        """one - other."""
+        """Return the difference of two points."""
         return self._sodium.crypto_core_ed25519_sub(one, other)
 
     def check(self, point: bytes, sender: int) -> None:

@@ -48,5 +48,5 @@ SERVER = -1
 
 
 def party_name(party: int) -> str:
-    """As messages call a party."""
+    """Name a party, for messages."""
     return "the server" if party == SERVER else f"client {party}"

@@ -184,7 +184,7 @@ class RowSumClient(_Party):
         self._forget()
 
     def receive(self, data: bytes) -> list[Outgoing]:
-        """Start, keys, shares, a request for recovery, totals."""
+        """Answer start, keys, shares, a request for recovery, totals."""
         header = wire.unpack_header(data)[0]
         attempt = self.endpoint.last_attempt
         if wire.MESSAGES[header.kind - 1] is SumStart:
@@ -208,7 +208,7 @@ class RowSumClient(_Party):
         raise not_due(sender)
 
     def _forget(self) -> None:
-        """No key or mask of one attempt is known in the next."""
+        """Forget the keys and masks of an attempt: none is known in the next."""
         self._key: ExchangeKey | None = None
         self._keys: MaskKeys | None = None
         self._own_secret = b""
@@ -236,7 +236,7 @@ class RowSumClient(_Party):
         return [self._pack(SERVER, key._replace(signature=signature))]
 
     def _mask(self, keys: MaskKeys) -> list[Outgoing]:
-        """Check everybody's keys and rows; sends its masked rows, or first its shares."""
+        """Check everybody's keys and rows; send its masked rows, or first its shares."""
         self._check(keys)
         self._keys = keys
         self._publics = dict(zip(keys.clients.tolist(), map(bytes, keys.publics), strict=True))
@@ -278,7 +278,7 @@ class RowSumClient(_Party):
             self._verify(client, MaskKey(entries[client], rows, self._told, signature))
 
     def _upload(self) -> list[Outgoing]:
-        """Its masked part of the others' rows, once everybody's share is there if there are
+        """Send its masked part of the others' rows, once everybody's share is there if there are
         shares.
         """
         if self._keys is None or self._sent:
@@ -396,7 +396,7 @@ class RowSumServer(_Party):
         return [self._pack(client, message) for client in self.live]
 
     def receive(self, data: bytes) -> list[Outgoing]:
-        """Keys, masked rows, recoveries."""
+        """Take keys, masked rows, recoveries."""
         sender, message = self.endpoint.unpack(data, self.endpoint.last_attempt)
         kind, waited_for = self._due()
         if type(message) is not kind or sender not in waited_for:
@@ -424,7 +424,7 @@ class RowSumServer(_Party):
         return Recovery, set(self._uploads) - set(self._recoveries)
 
     def expire(self) -> list[Outgoing] | None:
-        """Goes on without those who did not answer."""
+        """Go on without the clients that did not answer."""
         if self._phase == "keys":
             return self._pass_on()
         if self._phase == "rows" and self._threshold is not None:

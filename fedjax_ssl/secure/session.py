@@ -25,12 +25,12 @@ _PURPOSE = b"session key"
 
 
 def first_rows(counts: np.ndarray) -> np.ndarray:
-    """Return where every client's rows begin, uint64: rows stand client after client."""
+    """Return the first row of every client, uint64: rows stand client after client."""
     return (np.cumsum(counts) - counts).astype(np.uint64)
 
 
 def table(keys: list[bytes], width: int) -> np.ndarray:
-    """Keys or signatures as uint8 [C, width]."""
+    """Return keys or signatures as uint8 [C, width]."""
     return np.frombuffer(b"".join(keys), np.uint8).reshape(len(keys), width)
 
 
@@ -83,7 +83,7 @@ class SessionClient(Machine):
         self.counts: dict[int, int] = {}  # client -> points, once the roster is there
 
     def start(self) -> list[Outgoing]:
-        """Its session key."""
+        """Send its session key."""
         return [self.endpoint.pack(SERVER, _signed(self.endpoint, self.num_points))]
 
     def receive(self, data: bytes) -> list[Outgoing]:
@@ -146,7 +146,7 @@ class SessionServer(Machine):
         return self._close() if len(self._keys) == len(self._invited) else []
 
     def expire(self) -> list[Outgoing] | None:
-        """Whoever has not come stays out."""
+        """Leave out the clients that have not answered."""
         return None if self.counts else self._close()
 
     def _close(self) -> list[Outgoing]:
@@ -173,7 +173,7 @@ class SessionServer(Machine):
 
 
 def columns_digest(columns: np.ndarray) -> bytes:
-    """SHA-256 of columns, their type and shape."""
+    """Return the SHA-256 of columns, their type and shape."""
     return wire.digest(str(columns.dtype).encode(), str(columns.shape).encode(), columns.tobytes())
 
 
@@ -187,7 +187,7 @@ class ColumnsClient(Machine):
         self.told = b""
 
     def receive(self, data: bytes) -> list[Outgoing]:
-        """Its columns."""
+        """Take its columns."""
         message = self.take(data, SERVER, Columns, self.columns is None)
         digests = check_table(message.digests, len(self._clients), KEY_BYTES, SERVER)
         if digests[self._clients.index(self.endpoint.party)] != columns_digest(message.columns):

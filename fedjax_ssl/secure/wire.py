@@ -408,7 +408,7 @@ def check_array(
 
 
 def wire_bytes(message: type, *shapes: tuple[int, tuple[int, ...]] | int) -> int:
-    """Bytes of a message on the wire, header and seal included, without making it.
+    """Count the bytes of a message on the wire, header and seal included, without making it.
 
     Args:
         message: its type.
@@ -428,7 +428,7 @@ def wire_bytes(message: type, *shapes: tuple[int, tuple[int, ...]] | int) -> int
 
 
 def digest(*parts: bytes) -> bytes:
-    """SHA-256 of parts, each with its length."""
+    """Return the SHA-256 of parts, each with its length."""
     hasher = hashlib.sha256()
     for part in parts:
         hasher.update(_COUNT.pack(len(part)))

@@ -52,7 +52,7 @@ class Job:
         return dict(Counter(row["status"] for row in rows if row["run"] in self.names))
 
     def checkpoint(self) -> Any:
-        """Return what submitit hands in again where the job is preempted or out of time."""
+        """Return the job that submitit hands in again after preemption or a timeout."""
         return needed("submitit", "--submit").helpers.DelayedSubmission(self)
 
 

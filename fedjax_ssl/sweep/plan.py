@@ -153,8 +153,8 @@ def from_settings(name: str, points: Sequence[Settings]) -> Plan:
 
 
 def place_of_labels(name: str, points: Sequence[Settings]) -> str | None:
-    """Return where the labels of a config are, as supervisions are named, if several methods are
-    compared on them; None if they are not, or if a setting says where.
+    """Return the place of a config's labels, as supervisions are named, if several methods are
+    compared on them; None if they are not, or if a setting gives it.
     """
     swept = {str(point.get("method.name")) for point in points}
     if len(swept) < 2 or any("supervision.name" in point for point in points):

@@ -36,7 +36,7 @@ def folder_of(sweep: Path, name: str) -> Path:
 
 
 class End(NamedTuple):
-    """Where a run stands."""
+    """State of a run."""
 
     status: str
     message: str = ""  # why it ended early

@@ -172,7 +172,7 @@ class TrainedModel:
         return found
 
     def temperature_for(self, client: Client = None) -> float | None:
-        """Return what divides the logits of `predict`: `temperature`, but None for models of
+        """Return the divisor of the logits of `predict`: `temperature`, but None for models of
         clients' own.
         """
         tells_inputs = self._method.predict_for is None and self.scales

@@ -23,7 +23,7 @@ class Candidates(NamedTuple):
 
 
 class Tuning(NamedTuple):
-    """How proxies are tuned."""
+    """Settings of the server's tuning of proxies."""
 
     epochs: int  # passes over the rows of all clients; 0: none
     rate: float | Array = 0.005  # of plain SGD

@@ -52,7 +52,7 @@ def whole_batches(
 
 
 def steps_per_epoch(setup: Setup, client: Client) -> Int[Array, ""]:
-    """Return how many whole batches fit into a client's examples."""
+    """Return the number of whole batches in a client's examples."""
     return client.num_examples // setup.batch_size
 
 

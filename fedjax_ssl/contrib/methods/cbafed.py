@@ -183,13 +183,17 @@ def _has_labels(client: Client) -> Bool[Array, "..."]:
 
 
 def _weight(settings: CBAFed, client: Client, uploads: dict[str, PyTree]) -> Float[Array, ""]:
-    """Return a client's labels times their factor, or how many examples it kept."""
+    """Return a client's weight in the average: its labels times their factor, or the number of
+    examples that it kept.
+    """
     labels = settings.labelled_weight * client.num_labelled.astype(jnp.result_type(float))
     return jnp.where(_has_labels(client), labels, jnp.sum(uploads[CONFIDENT]))
 
 
 def _epochs(setup: Setup) -> Sampler:
-    """Return the run's local epochs over a client's labels, or one over the examples it kept."""
+    """Return a sampler of the local epochs: all of the run's over a client's labels, or one over
+    the examples it kept.
+    """
     epochs = setup.local_epochs
     sampler = confident_epochs(setup.batch_size, epochs, with_partners=False, skip_single=True)
 
@@ -217,7 +221,7 @@ def _learned_term(setup: Setup) -> Term:
 
 
 def class_thresholds(counts: Float[Array, " K"], settings: CBAFed) -> Thresholds:
-    """Step 4.
+    """Work out the thresholds of the classes (step 4).
 
     Args:
         counts: a, examples of every class; without any, all classes count the same and are tail
@@ -233,7 +237,7 @@ def class_thresholds(counts: Float[Array, " K"], settings: CBAFed) -> Thresholds
 def choose_by_class(
     probabilities: Float[Array, "... K"], thresholds: Thresholds, tail_second: bool
 ) -> tuple[Int[Array, "..."], Bool[Array, "..."]]:
-    """Step 2: the label of every example, and whether it is kept."""
+    """Return the label of every example, and whether it is kept (step 2)."""
     first = jnp.argmax(probabilities, axis=-1).astype(jnp.int32)
     largest = jnp.max(probabilities, axis=-1)
     sure = ~(largest <= thresholds.lowest[first])
@@ -267,7 +271,9 @@ def _labelling_term(setup: Setup, settings: CBAFed) -> Term:
         return jnp.sum(jnp.where(outcome.counts[:, None], outcome.uploads, 0.0), axis=0)
 
     def traffic(outcome: RoundResult) -> Traffic:
-        """Thresholds and a bit per class down, kept examples of every class up."""
+        """Count the numbers sent: thresholds and a bit per class down, kept examples of every class
+        up.
+        """
         clients = jnp.sum(
             outcome.context.valid & (outcome.context.clients.num_labelled == 0), dtype=jnp.int32
         )
@@ -287,8 +293,8 @@ def _labelling_term(setup: Setup, settings: CBAFed) -> Term:
 
 
 def _labelled_counts(setup: Setup, context: RoundContext) -> Float[Array, " K"]:
-    """Labelled examples of every class at all clients; those with a value that is not finite do
-    not count.
+    """Count the labelled examples of every class at all clients, without those with a value that is
+    not finite.
     """
     clients = context.all_clients
     sound = jnp.all(jnp.isfinite(context.inputs), axis=tuple(range(1, context.inputs.ndim)))
@@ -297,8 +303,8 @@ def _labelled_counts(setup: Setup, context: RoundContext) -> Float[Array, " K"]:
 
 
 def with_local_residual(batch_size: int, settings: CBAFed) -> AtClient:
-    """Step 1: weights and batch statistics W after every 5 epochs become a share of
-    R and the rest of W, which is then R.
+    """Return step 1: after every 5 epochs, weights and batch statistics W become a share of R plus
+    the rest of W, and R becomes the new W.
 
     R is at first what there is after epoch 0. Momentum stays as it is.
     """
@@ -326,15 +332,15 @@ def with_local_residual(batch_size: int, settings: CBAFed) -> AtClient:
 
 
 def _blend(due: Bool[Array, ""], share: float | Array, old: Any, new: Any) -> Any:
-    """Return where it is due, share times the old values and the rest of the new ones; the new
-    ones otherwise.
+    """Return a share of the old values plus the rest of the new ones if it is due, else the new
+    ones.
     """
     return jax.tree.map(lambda x, y: jnp.where(due, share * x + (1.0 - share) * y, y), old, new)
 
 
 def with_global_residual(recipe: Recipe, settings: CBAFed) -> Recipe:
-    """Return the same method with step 3: the model W, its batch statistics among it, after every
-    5 rounds becomes a share of W' and the rest of W, which is then W'.
+    """Return the same method with step 3: after every 5 rounds, the model W with its batch
+    statistics becomes a share of W' plus the rest of W, and W' becomes the new W.
 
     Counting begins after the warm-up; W' is at first the model before that. A share of 0 leaves
     everything as it is.

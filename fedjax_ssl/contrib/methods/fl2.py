@@ -171,7 +171,7 @@ def fl2(setup: Setup, settings: FL2) -> Recipe:
 def client_thresholds(
     probabilities: Float[Array, "p n K"], real: Bool[Array, "p n"]
 ) -> tuple[Float[Array, " p"], Float[Array, "p K"]]:
-    """Step 1: tau_k, and the thresholds of client k for every class.
+    """Return tau_k, and the thresholds of client k for every class (step 1).
 
     Args:
         probabilities: probabilities of the classes.
@@ -190,7 +190,7 @@ def client_thresholds(
 def at_own_thresholds(
     state: PyTree, context: RoundContext, probabilities: Float[Array, "p n K"]
 ) -> Choice:
-    """Return the set A of every client; all of its examples where one is not finite, so that the
+    """Return the set A of every client; all of its examples if one is not finite, so that the
     client is dropped.
     """
     _, thresholds = client_thresholds(probabilities, examples_mask(context.clients))
@@ -202,7 +202,7 @@ def at_own_thresholds(
 def certainty(
     context: RoundContext, probabilities: Float[Array, "p n K"], confident: Bool[Array, "p n"]
 ) -> Float[Array, " p"]:
-    """tau_k, which a client uploads."""
+    """Return tau_k, which a client uploads."""
     return client_thresholds(probabilities, examples_mask(context.clients))[0]
 
 
@@ -260,8 +260,8 @@ def _sure_rows(step: Step, settings: FL2) -> Bool[Array, " b"]:
 
 
 def _sure_cross_entropy(learned: Term, settings: FL2) -> Callable[[Step], Array]:
-    """L_p, whose gradient says where to perturb the weights to: the mean over the sure rows, 0
-    without any.
+    """Return L_p, the mean over the sure rows, 0 without any; its gradient gives the perturbation
+    of the weights.
     """
     (view,) = learned.views
 

@@ -180,7 +180,7 @@ def proxyfl(setup: Setup, settings: ProxyFL) -> Recipe:
 
 
 class Head(NamedTuple):
-    """Where the rows of a network's head are: one for each class."""
+    """Layout of the rows of a network's head, one for each class."""
 
     by_columns: bool  # the weight is stored as [d, K], as flax has it, and not as [K, d]
 
@@ -205,7 +205,7 @@ class Head(NamedTuple):
 
 
 def head_of(setup: Setup) -> Head:
-    """Return where the rows of the run's network are.
+    """Find the rows of the head of the run's network.
 
     Raises:
         ValueError: its head has no rows, or there is one class.

@@ -26,7 +26,9 @@ from fedjax_ssl.federated import (
 
 
 class _Dynamic(NamedTuple):
-    """What FedDyn's server tells a client, which knows both but for the sizes of the others."""
+    """Message of FedDyn's server to a client. The client knows all of it but the sizes of the
+    others.
+    """
 
     own: Grouped  # h_k
     strength: Float[Array, ""]  # alpha_k

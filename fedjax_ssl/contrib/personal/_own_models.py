@@ -8,7 +8,7 @@ from fedjax_ssl.federated import PyTree, Recipe
 
 
 def check_predicts(recipe: Recipe, name: str) -> None:
-    """Raise ValueError where a client's own network would not be what predicts.
+    """Raise ValueError if the method predicts by something else than a client's own network.
 
     Args:
         recipe: of a method.

@@ -49,7 +49,7 @@ class OwnModel(NamedTuple):
 
 
 class _Kept(NamedTuple):
-    """What a client keeps."""
+    """State that a client keeps between rounds."""
 
     model: OwnModel
     trained: Bool[Array, ""]  # whether it has trained

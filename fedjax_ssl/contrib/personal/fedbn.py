@@ -48,7 +48,7 @@ Places = dict[str, list[tuple[str, ...]]]  # by shared group, the arrays of its 
 
 
 class _Kept(NamedTuple):
-    """What a client keeps beside its batch statistics."""
+    """State that a client keeps between rounds beside its batch statistics."""
 
     entries: Float[Array, " e"]  # parameters of its normalization layers
     trained: Bool[Array, ""]  # whether it has trained

@@ -30,7 +30,7 @@ _LEAST_NOISE_GIVEN = 1e-3  # of which one round has an epsilon of half a million
 
 
 class Sampled(NamedTuple):
-    """How cohorts are drawn: each client with one probability, into a fixed number of slots."""
+    """Sampling of cohorts: every client with the same probability, into a fixed number of slots."""
 
     clients: int  # of the federation, N
     expected: int  # clients of a round on average, n: the fixed denominator
@@ -71,7 +71,7 @@ class Account(NamedTuple):
         return self.earlier.delta + self.delta
 
     def rounds_within(self, epsilon: float, most: int) -> int:
-        """Return how many rounds cost at most epsilon, up to `most`."""
+        """Return the largest number of rounds that cost at most epsilon, up to `most`."""
         if self.cost(most) <= epsilon:
             return most
         enough = 0
@@ -202,7 +202,7 @@ def _epsilon(account: Account, rounds: int, step: float) -> float:
 
 
 def _wide_enough(step: float, noise: float, rounds: int) -> float:
-    """Return this step of the privacy loss, doubled until there are few enough of them."""
+    """Return the step of the privacy loss, doubled until the number of steps is small enough."""
     mean = 0.5 / noise**2
     least = rounds * mean / _MOST_STEPS_OF_ALL
     if noise < _LITTLE_NOISE:

@@ -30,8 +30,8 @@ def beside(recipe: Recipe, covered: Collection[str]) -> list[str]:
 
 
 def refuse_more(upload: Upload, covered: Collection[str]) -> None:
-    """Raise ConfigError where an upload holds numbers in other parts than these, whoever put them
-    there: the second look, when a round is traced.
+    """Raise ConfigError if an upload holds numbers in other parts than these, whoever put them
+    there. This is the second check, when a round is traced.
     """
     parts = upload._asdict()
     more = [

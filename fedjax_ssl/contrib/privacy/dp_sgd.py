@@ -63,7 +63,7 @@ _OF_UPLOAD = ("update", "optimizer", "weight", "reported")
 @checked
 @dataclasses.dataclass(frozen=True)
 class DPSGD:
-    """Clients' local steps hide every single example (Abadi et al. 2016).
+    """Mechanism that hides every single example by noisy local steps (Abadi et al. 2016).
 
     Attributes:
         noise: z, deviation of the noise in units of the clip norm; solved for epsilon where it is
@@ -85,7 +85,7 @@ class DPSGD:
     def account(
         self, sizes: tuple[int, int], labelled: tuple[int, int], config: Any, earlier: Earlier
     ) -> Account:
-        """Return what a run costs, see `Mechanism`."""
+        """Return the account of a run's privacy, see `Mechanism`."""
         clients, expected = sizes
         local = config.optimizer
         steps = mechanisms(local.batch_size, local.local_epochs, local.local_steps, labelled)
@@ -133,7 +133,7 @@ def dp_sgd(settings: DPSGD) -> DPSGD:
 def mechanisms(
     batch_size: int, epochs: int, steps: int | None, sizes: tuple[int, int]
 ) -> tuple[tuple[Sampled, int], ...]:
-    """Return how batches are drawn and the steps in a round, of clients of which one has the
+    """Return the sampling of batches and the steps of a round, for clients of which one has the
     largest epsilon.
 
     Of clients with as many steps that is the smallest: each of its examples is drawn most often.
@@ -250,8 +250,8 @@ def with_noisy_gradients(
 
 
 def _refuse(recipe: Recipe) -> None:
-    """Raise ConfigError where a client sends more than its private steps made, or learns by other
-    steps.
+    """Raise ConfigError if a client sends more than the result of its private steps, or learns by
+    other steps.
     """
     begin = "config.privacy.name='dp_sgd' protects what the steps of clients make of examples, but "
     setup = recipe.setup

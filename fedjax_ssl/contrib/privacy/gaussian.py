@@ -46,7 +46,8 @@ _DEVIATIONS = 5
 @checked
 @dataclasses.dataclass(frozen=True)
 class Gaussian:
-    """The sum of clipped updates gets Gaussian noise at the server (McMahan et al. 2018).
+    """Mechanism that adds Gaussian noise to the sum of clipped updates at the server (McMahan et
+    al. 2018).
 
     Attributes:
         noise: z, deviation of the noise in units of the clip norm; solved for epsilon where it is
@@ -75,7 +76,7 @@ class Gaussian:
     accountant: Literal["pld", "rdp"] = "pld"
 
     def sampled(self, clients: int, expected: int) -> Sampled:
-        """Return how cohorts of a federation are drawn.
+        """Return the sampling of a federation's cohorts.
 
         Args:
             clients: N.
@@ -113,7 +114,7 @@ class Gaussian:
     def account(
         self, sizes: tuple[int, int], labelled: tuple[int, int], config: Any, earlier: Earlier
     ) -> Account:
-        """Return what a run costs, see `Mechanism`."""
+        """Return the account of a run's privacy, see `Mechanism`."""
         clients, expected = sizes
         cohorts = self.sampled(clients, expected)
         account = Account(cohorts, math.nan, self.accountant, math.nan, earlier=earlier)
@@ -129,8 +130,7 @@ class Gaussian:
         return account
 
     def private(self, recipe: Recipe, noise: float | Array, cohorts: Sampled) -> Recipe:
-        """Return a method of which no more becomes known than noisy sums of updates, see
-        `Mechanism`.
+        """Return a method that reveals only noisy sums of updates, see `Mechanism`.
 
         Example:
             >>> from fedjax_ssl.contrib.privacy.gaussian import Gaussian, Sampled
@@ -280,7 +280,9 @@ def with_noise(key: Key[Array, ""], total: PyTree, deviation: Float[Array, ""]) 
 
 
 def noise_beside_a_count(noise: float | Array, of_count: float) -> Any:
-    """Return the noise z_Delta of the sum that costs, together with the count's, what z costs."""
+    """Return the noise z_Delta of the sum, such that sum and count together cost as much as noise
+    z.
+    """
     return (noise**-2.0 - (2.0 * of_count) ** -2.0) ** -0.5
 
 
@@ -297,7 +299,7 @@ def moved(norm: Float[Array, ""], share: Float[Array, ""], settings: Gaussian) -
 
 
 def refuse_leaks(recipe: Recipe) -> None:
-    """Raise ConfigError for a method of which more becomes known than the noisy sum of updates."""
+    """Raise ConfigError for a method that reveals more than the noisy sum of updates."""
     setup = recipe.setup
     leaves = what_leaves(recipe)
     begin = "config.privacy.name='gaussian' protects the sum of the clients' updates, but "

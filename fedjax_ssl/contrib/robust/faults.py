@@ -19,7 +19,7 @@ from fedjax_ssl.keys import named_key
 
 
 class Fault(NamedTuple):
-    """What faulty clients do."""
+    """Fault of some clients: wrong labels or wrong updates."""
 
     share: float  # of the clients that are faulty
     action: str  # in words
@@ -38,7 +38,9 @@ class Fault(NamedTuple):
         return replace(data, observed=data.observed.at[rows].set(flipped, mode="drop"))
 
     def in_uploads(self, num_clients: int) -> tuple[UploadTransform, ...]:
-        """Return what these clients do to their updates, out of so many clients."""
+        """Return the transforms that make the updates of faulty clients wrong, out of `num_clients`
+        clients.
+        """
         if self.factor is None:
             return ()
 

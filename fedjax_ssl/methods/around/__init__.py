@@ -50,7 +50,9 @@ def personalized(recipe: "Recipe", name: str = "none", **options: Any) -> "Recip
 
 
 def partly_trained(recipe: "Recipe", train: str) -> "Recipe":
-    """Train what `config.model.train` says of the network; raises ConfigError where it cannot."""
+    """Train the part of the network that `config.model.train` names; raises ConfigError if it
+    cannot.
+    """
     from fedjax_ssl.methods.around.trained_part import with_trained_part
 
     with naming("model"):

@@ -42,7 +42,7 @@ def alternating(
     keep_optimizer: bool = False,
     norm_batch_sizes: tuple[int | None, int] = (None, 250),
 ) -> Recipe:
-    """Make the rounds in which the server trains after the clients, where it has examples.
+    """Return the rounds in which the server trains after the clients, where it has examples.
 
     Args:
         setup: the run.
@@ -69,6 +69,6 @@ def alternating(
 
 
 def server_training(setup: Setup, settings: ServerTurn) -> Training:
-    """Epochs of supervised training on the server's labelled examples, weakly augmented."""
+    """Return epochs of supervised training on the server's labelled examples, weakly augmented."""
     epochs = labelled_epochs(settings.server_batch_size, settings.server_epochs, setup.max_server)
     return Training((supervised_term(setup),), epochs)

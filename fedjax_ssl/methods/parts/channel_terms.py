@@ -71,8 +71,8 @@ def channel_losses(
     surrogate_loss: str = "nll",
     loss: RowLoss = cross_entropy,
 ) -> Float[Array, " b"]:
-    """Loss of every row: cross-entropy of its class label, or of its weak label through the
-    channel; 0 without either.
+    """Return the loss of every row: cross-entropy of its class label, or of its weak label through
+    the channel; 0 without either.
 
     Args:
         logits: class scores.
@@ -97,7 +97,8 @@ def channel_term(
     view: View | None = None,
     kinds: tuple[str, ...] = KNOWN,
 ) -> Term:
-    """Cross-entropy of what was observed, through each client's channel, averaged over the batch.
+    """Return the cross-entropy of the observations through each client's channel, averaged over the
+    batch.
 
     Args:
         setup: the run.
@@ -125,7 +126,7 @@ def channel_term(
         return batch_mean(losses, batch.mask, counted)
 
     def knows(clients: Client) -> Bool[Array, "*p"] | bool:
-        """Return whose weak labels are of these kinds."""
+        """Return the mask of the clients whose weak labels are of these kinds."""
         if clients.weak is None:
             return False
         return jnp.where(clients.weak.from_sets, "sets" in kinds, "coarse" in kinds)
@@ -142,7 +143,7 @@ def channel_term(
 
 
 def learns(clients: Client) -> Bool[Array, " p"]:
-    """Clients whose observations tell something about the class.
+    """Return the mask of the clients whose observations say something about the class.
 
     One set alone, or sets with equal shares, make a loss that is constant: such a client would only
     add noise (FedUL section 13), so it takes no part. The same holds for a single coarse label.

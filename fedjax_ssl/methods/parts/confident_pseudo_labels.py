@@ -102,7 +102,7 @@ def above(threshold: float | Array, strict: bool = False) -> Choose:
 
 
 def has_confident(sent: Broadcast, context: RoundContext) -> Bool[Array, " p"]:
-    """Clients with a confident example."""
+    """Return the mask of clients with a confident example."""
     return jnp.any(sent.own.confident, axis=1)
 
 
@@ -112,8 +112,8 @@ def confident_term(
     extra: Extra = lambda context, probabilities, confident: (),
     diagnose: Callable[[RoundResult], Metrics] = lambda outcome: {},
 ) -> Term:
-    """Labels the cohort's examples before local training; a term without a loss, sent to clients
-    with a confident one.
+    """Return a term without a loss that labels the cohort's examples before local training, sent to
+    clients with a confident one.
 
     An example with a class label keeps it and is confident.
 
@@ -165,7 +165,7 @@ def confident_losses(
 
 
 def fix_term(setup: Setup, weight: float | Array, view: View | None = None) -> Term:
-    """Cross-entropy of confident examples against their pseudo-labels.
+    """Return the cross-entropy of confident examples against their pseudo-labels, as a term.
 
     Args:
         setup: the run.
@@ -183,8 +183,8 @@ def fix_term(setup: Setup, weight: float | Array, view: View | None = None) -> T
 
 
 def labelled_view(setup: Setup) -> View:
-    """Confident examples just as the network saw them when it labelled them, in every step of
-    the round.
+    """Return the view of confident examples as the network saw them when it labelled them, in every
+    step of the round.
     """
 
     def build(key: Key[Array, ""], streams: dict[str, Stream]) -> Array:
@@ -198,7 +198,8 @@ def labelled_view(setup: Setup) -> View:
 
 
 def mix_term(setup: Setup, weight: float | Array, alpha: float | Array) -> Term:
-    """Mixtures of confident examples with any examples of the client, both weakly augmented.
+    """Return the term of mixtures of confident examples with any examples of the client, both
+    weakly augmented.
 
     One share of the confident ones per batch, from Beta(alpha, alpha).
     """
@@ -235,7 +236,7 @@ def confident_epochs(
     with_partners: bool = True,
     skip_single: bool = False,
 ) -> Sampler:
-    """Epochs over the confident examples, and as many partners for mixing.
+    """Return a sampler of epochs over the confident examples, and as many partners for mixing.
 
     Streams: "fix", a fresh permutation of the confident examples per epoch, the last partial batch
     kept; "mix", for every slot of "fix" an example drawn anew, with replacement, from all of the
@@ -295,5 +296,5 @@ def confident_epochs(
 
 
 def sent_to(client: Client) -> ConfidentLabels:
-    """Return what `confident_term` sent to this client."""
+    """Return the message of `confident_term` to this client."""
     return client.sent[CONFIDENT]

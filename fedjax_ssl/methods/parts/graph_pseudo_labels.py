@@ -55,8 +55,8 @@ class GraphPseudoLabels(GraphSettings):
 def cohort_features(
     setup: Setup, context: RoundContext, graph_features: str, augment: bool
 ) -> Float[Array, "p n d"]:
-    """Return what is hashed or compared: network features or raw inputs of every example of the
-    cohort.
+    """Return the features that are hashed or compared: network features or raw inputs of every
+    example of the cohort.
 
     `augment` embeds weakly augmented examples (graph_features "network" only).
     """
@@ -71,7 +71,7 @@ def cohort_features(
 
 
 def receiving(setup: Setup, context: RoundContext) -> Bool[Array, "p n"]:
-    """Return which examples are real and of a client that is still there for its labels."""
+    """Return the mask of real examples whose client is still there for its labels."""
     return examples_mask(staying(setup, context))
 
 
@@ -85,7 +85,7 @@ def propagate_over_cohort(
     exchange: graph.Exchange | None = None,
     similarity: str = "lsh",
 ) -> graph.Propagation:
-    """Label propagation over one graph of all the cohort's examples (XCLP, Algorithm 1).
+    """Propagate labels over one graph of all the cohort's examples (XCLP, Algorithm 1).
 
     Labels are propagated from `labels`, -1 = none. `fixed_projections` keeps one hash in all rounds
     of a run. `exchange` are protocols between the clients, not under a trace. `similarity` "exact"
@@ -121,8 +121,8 @@ def propagate_over_cohort(
 
 
 def graph_traffic(setup: Setup, num_bits: int, outcome: RoundResult) -> Traffic:
-    """Bytes of the plaintext path: codes go up, the rows of the scores come down to every client
-    that is still there.
+    """Count the bytes of the plaintext path: codes go up, the rows of the scores come down to every
+    client that is still there.
     """
     examples = jnp.sum(outcome.context.clients.num_examples)
     staying_examples = jnp.sum(staying(setup, outcome.context).num_examples)
@@ -134,7 +134,7 @@ def graph_traffic(setup: Setup, num_bits: int, outcome: RoundResult) -> Traffic:
 
 
 def graph_operations(setup: Setup, settings: GraphPseudoLabels, context: RoundContext) -> Metrics:
-    """Numeric operations of the steps of Algorithm 1, in millions, by the paper's orders of growth
+    """Count the numeric operations of Algorithm 1, in millions, by the paper's orders of growth
     (section 3.3).
 
     The mean client's codes, distances and row sums; the server's inverse. The kernels here do less:

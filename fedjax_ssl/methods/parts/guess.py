@@ -49,7 +49,7 @@ Label = Callable[[Step, Array, Array], Array]
 @checked
 @dataclass(frozen=True)
 class LabelsFrom:
-    """Settings of whose pseudo-labels are learned.
+    """Settings: the model that gives the pseudo-labels.
 
     Attributes:
         labels_from: whose prediction for an unlabelled example is its label: of the "local" model,
@@ -64,7 +64,7 @@ class LabelsFrom:
 @checked
 @dataclass(frozen=True)
 class Guessing(LabelsFrom):
-    """Settings of pseudo-labels: whose, and which count.
+    """Settings of pseudo-labels: the model that gives them, and the rule that says which count.
 
     Attributes:
         threshold_rule: "fixed": those that reach the method's threshold; "freematch": the mean
@@ -86,7 +86,7 @@ def received_logits(setup: Setup, step: Step, inputs: Float[Array, "b ..."]) -> 
 
 
 def labeller(setup: Setup, how: LabelsFrom) -> Label:
-    """Return the function that has the scores of whose labels are learned.
+    """Return the function that gives the scores from which pseudo-labels are taken.
 
     Args:
         setup: the run.
@@ -148,7 +148,7 @@ class Guesses(NamedTuple):
         return self.judged(step, self.label(step, inputs, own), own)
 
     def judged(self, step: Step, logits: Float[Array, "b K"], own: Float[Array, "b K"]) -> Guess:
-        """Decide which rows count, by the scores of whose the labels are and of the own model."""
+        """Decide which rows count, by the scores that give the labels and those of the own model."""
         counts, averages = self._rule(step, logits)
         counted = counts(jax.nn.softmax(jax.lax.stop_gradient(logits)))
         if self.how.labels_from == "either":
@@ -156,7 +156,7 @@ class Guesses(NamedTuple):
         return Guess(logits, jnp.argmax(logits, axis=1).astype(jnp.int32), counted, averages)
 
     def _rule(self, step: Step, logits: Float[Array, "b K"]) -> tuple[Counts, Any]:
-        """Return which rows count, and FreeMatch's averages after these scores."""
+        """Return the mask of the rows that count, and FreeMatch's averages after these scores."""
         if not self._adapts:
             return at_threshold(self.threshold, self.above), ()
         probabilities = jax.nn.softmax(jax.lax.stop_gradient(logits))
@@ -176,7 +176,7 @@ class Guesses(NamedTuple):
         views: tuple[View, ...],
         loss: Callable[[Step], tuple[Array, Guess, Array]],
     ) -> Term:
-        """Return a term whose loss says its pseudo-labels: "pseudo_label_accuracy" and
+        """Return a term whose loss gives its pseudo-labels: "pseudo_label_accuracy" and
         "pseudo_label_coverage" are logged.
 
         They are about the last pseudo-label that an example got in the round.

@@ -24,7 +24,7 @@ class Bounds(NamedTuple):
 
 
 def steps_per_epoch(count: Int[Array, ""], batch_size: int) -> Int[Array, ""]:
-    """round(count / batch_size), a half to the even number; 1 for less than half a batch, 0
+    """Return round(count / batch_size), a half to the even number; 1 for less than half a batch, 0
     without any example.
     """
     # Whole numbers all the way: a quotient in floating point may miss the half.
@@ -41,8 +41,8 @@ def matched_batches(
     bounds: Bounds,
     shuffle: bool = False,
 ) -> Sampler:
-    """Streams "labelled" and "unlabelled", contiguous slices of the client's examples as they are
-    stored.
+    """Return a sampler of streams "labelled" and "unlabelled": contiguous slices of the client's
+    examples as they are stored.
 
     An epoch of a client with labels is round(labelled / batch_size) steps, see `steps_per_epoch`,
     each with the next `batch_size` labelled and the next `unlabelled_batch_size` unlabelled

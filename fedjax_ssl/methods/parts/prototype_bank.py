@@ -57,7 +57,7 @@ def push(
 
 
 def finite_sets(sets: PrototypeSets) -> Bool[Array, "*sets"]:
-    """Return which sets have finite prototypes of all the classes that they have."""
+    """Return the mask of the sets with finite prototypes of all the classes that they have."""
     finite = jnp.all(jnp.isfinite(sets.centers), axis=-1)
     return jnp.all(finite | ~sets.present, axis=-1)
 
@@ -79,7 +79,7 @@ def newest_sets(bank: PrototypeBank, rounds: int) -> PrototypeSets:
 def choose_helpers(
     key: Key[Array, ""], bank: PrototypeBank, rounds: int, num_helpers: int
 ) -> PrototypeSets:
-    """Draws helpers among the sets of the newest rounds, uniformly without replacement.
+    """Draw helpers among the sets of the newest rounds, uniformly without replacement.
 
     Args:
         key: the draw follows from it, from client ids and from the age of a set, not from slots.

@@ -39,7 +39,7 @@ BODY = "body"  # the parameter group of everything else; streams that train a gr
 
 
 def count_coarse(clients: Client) -> Int[Array, " p"]:
-    """Examples with a coarse label that tells something about the class."""
+    """Count the examples with a coarse label that says something about the class."""
     nothing = jnp.zeros_like(clients.num_labelled)
     if clients.weak is None:
         return nothing
@@ -49,8 +49,8 @@ def count_coarse(clients: Client) -> Int[Array, " p"]:
 
 
 def coarse_term(setup: Setup, method: str, group: str, stream: str = COARSE) -> Term:
-    """Cross-entropy of the second head's outputs on the coarse labels of a stream, weakly
-    augmented.
+    """Return the cross-entropy of the second head's outputs on the coarse labels of a stream,
+    weakly augmented.
 
     Args:
         setup: the run.
@@ -82,7 +82,7 @@ def coarse_cross_entropy(
     num_observations: Int[Array, ""],
     mask: Bool[Array, " b"],
 ) -> Float[Array, ""]:
-    """Cross-entropy of the first J of K outputs, averaged over the batch.
+    """Return the cross-entropy of the first J of K outputs, averaged over the batch.
 
     Args:
         logits: scores of the second head.
@@ -98,7 +98,8 @@ def coarse_cross_entropy(
 def coarse_epochs(
     batch_size: int, local_epochs: int, max_examples: int, stream: str = COARSE
 ) -> Sampler:
-    """Epochs over the examples with a weak label and no class label, the last partial batch kept.
+    """Return a sampler of epochs over the examples with a weak label and no class label, the last
+    partial batch kept.
 
     Args:
         batch_size: examples per local step.
@@ -135,8 +136,8 @@ def check_heads(setup: Setup, method: str) -> None:
 
 
 def _check_federation(setup: Setup, method: str, weak: WeakLabels | None) -> None:
-    """Return what shapes tell of a federation; how many labels there are is known in a traced
-    round too.
+    """Refuse a federation without coarse labels, as far as its shapes tell, which a traced round
+    knows too.
     """
     if weak is None:
         raise ValueError(

@@ -11,14 +11,12 @@ from fedjax_ssl.federated.traffic import BYTES_PER_NUMBER, count
 
 
 def merge(sent: PyTree, new: PyTree, old: PyTree) -> PyTree:
-    """Return what the receiver of the entries `sent` has: these of `new`, all others of `old`."""
+    """Return the receiver's entries: those of `new` where `sent` holds, all others of `old`."""
     return jax.tree.map(jnp.where, sent, new, old)
 
 
 def num_sent(sent: PyTree) -> Int[Array, ""]:
-    """Return how many entries of a tree of bool arrays are true, as int32: float32 would count
-    to 2^24 only.
-    """
+    """Count the true entries of a tree of bool arrays, as int32: float32 counts to 2^24 only."""
     return sum(
         (jnp.sum(mask, dtype=jnp.int32) for mask in jax.tree.leaves(sent)),
         start=jnp.zeros((), jnp.int32),

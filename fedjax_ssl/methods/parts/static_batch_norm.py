@@ -39,7 +39,7 @@ def batch_statistics(
     inputs: Array,
     *parts: Part,
 ) -> PyTree:
-    """Statistics of the network's batch norm layers, averaged over batches.
+    """Return the statistics of the network's batch norm layers, averaged over batches.
 
     Args:
         model: whose state holds nothing but running means and variances of batch norm layers.

@@ -53,7 +53,7 @@ def augmented_view(setup: Setup, stream: str) -> View:
 
 
 def supervised_term(setup: Setup) -> Term:
-    """Cross-entropy on the observed labels of stream "labelled"."""
+    """Return the cross-entropy on the observed labels of stream "labelled", as a term."""
     view = augmented_view(setup, "labelled")
 
     def loss(step: Step) -> Array:
@@ -72,8 +72,8 @@ def pseudo_label_term(
     init: Callable[..., PyTree] = lambda *given: (),
     stream: str = "mixed",
 ) -> Term:
-    """Weighted cross-entropy on a stream against labels and pseudo-labels: 1/|B| sum_i w_i
-    CE(f(x_i), y_i).
+    """Return the weighted cross-entropy on a stream against labels and pseudo-labels: 1/|B| sum_i
+    w_i CE(f(x_i), y_i).
 
     No gradient reaches targets or weights: they are made before local training (XCLP, Algorithm 2).
 
@@ -121,8 +121,8 @@ def pseudo_label_term(
 def diagnose_pseudo_labels(
     sent: PseudoLabels, truth: Int[Array, "p n"], clients: Client
 ) -> Metrics:
-    """Quality of the pseudo-labels on the cohort's unlabelled examples; NaN where there is nothing
-    to average.
+    """Measure the quality of the pseudo-labels on the cohort's unlabelled examples; NaN where there
+    is nothing to average.
 
     Returns:
         "pseudo_label_accuracy" among the examples that got one, "pseudo_label_coverage" (share that
@@ -173,7 +173,8 @@ def network_pseudo_labels(
 def network_features(
     setup: Setup, context: RoundContext, key: Array | None = None
 ) -> Float[Array, "p n d"]:
-    """Return what the network's head sees for every example of the cohort, in evaluation mode.
+    """Return the features of every example of the cohort, as the network's head sees them in
+    evaluation mode.
 
     Args:
         setup: the run.
@@ -184,13 +185,13 @@ def network_features(
 
 
 def staying(setup: Setup, context: RoundContext) -> Client:
-    """Return the cohort, in which clients that are lost before they train have no examples."""
+    """Return the cohort without the examples of clients that are lost before they train."""
     participation = setup.participation
     return context.clients if participation is None else participation.staying(context)
 
 
 def examples_mask(clients: Client) -> Bool[Array, "p n"]:
-    """Return which entries of the clients' tables are examples and not padding."""
+    """Return the mask of the entries of the clients' tables that are examples and not padding."""
     return jnp.arange(clients.rows.shape[1], dtype=jnp.int32) < clients.num_examples[:, None]
 
 

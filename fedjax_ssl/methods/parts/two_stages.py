@@ -45,7 +45,8 @@ def after_labelled_stage(
     network: Callable[[ServerState], tuple[PyTree, PyTree]] | None = None,
     on_host: bool = False,
 ) -> Recipe:
-    """`warmup_rounds` rounds of stage 1, none if 0, then a stage 2; `on_host` as in `Recipe`.
+    """Return `warmup_rounds` rounds of stage 1, none if 0, then a stage 2; `on_host` as in
+    `Recipe`.
 
     Raises:
         ValueError: if `warmup_rounds` is not a whole number of at least 0.

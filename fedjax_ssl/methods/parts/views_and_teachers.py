@@ -241,8 +241,8 @@ def taught_term(
 
 
 def teacher_network(term: str) -> Callable[[ServerState], tuple[PyTree, PyTree]]:
-    """State -> the moving average that this term keeps; before its first step there is none, but
-    the network itself.
+    """Return the moving average that this term keeps, from the state; before its first step, the
+    network itself.
     """
 
     def network(state: ServerState) -> tuple[PyTree, PyTree]:
