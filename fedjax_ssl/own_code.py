@@ -23,7 +23,7 @@ _READ: dict[str, tuple[Any, str]] = {}  # by file: the import that its text is o
 
 
 def make_importable(folder: Path) -> None:
-    """Make the modules of a folder importable from now on; what is importable already goes first."""
+    """Make the modules of a folder importable; what is importable already goes first."""
     name = str(folder.resolve())
     if name not in sys.path:
         sys.path.append(name)

@@ -182,7 +182,7 @@ def most_candidates(num_points: int) -> int:
 
 
 def _count(free: np.ndarray, names: np.ndarray, budget: int | None, per_client: int | None) -> int:
-    """Return the number of labels to plan, and note where it is smaller than the number asked for."""
+    """Return the number of labels to plan, and note where it is smaller than asked for."""
     if budget is None and per_client is None:
         raise ValueError("budget and per_client are None; give one of them")
     if not free.any():

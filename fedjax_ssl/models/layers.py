@@ -194,7 +194,7 @@ class Network(nn.Module):
         return getattr(self, "dropout_rate", 0.0) > 0
 
     def width(self, channels: int) -> int:
-        """Return the number of channels or units that a layer has here, given the paper's number."""
+        """Return the number of channels or units that a layer has here, given the paper's."""
         return channels
 
     def scores(

@@ -113,7 +113,7 @@ def note_validation(config: ml_collections.ConfigDict, federation: FederatedData
     if not share or federation.valid_index.shape[0]:
         return
     few = (
-        f"config.data.validation_fraction={share:g} of the labels are less than "
+        f"config.data.validation_fraction={share:g} gives fewer than "
         f"{max(config.data.fewest_validation, 1)} validation examples"
     )
     if config.early_stopping.patience is not None:

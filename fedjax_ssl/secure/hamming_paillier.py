@@ -401,7 +401,7 @@ def _from_bytes(values: np.ndarray) -> list[int]:
 def _checked(
     values: np.ndarray, shape: tuple[int, ...], public: PublicKey, sender: int
 ) -> list[int]:
-    """Return the ciphertexts. Raises MalformedMessage for a number that is none, or another shape."""
+    """Return the ciphertexts; raises MalformedMessage for another number or shape."""
     check_array("ciphertexts", values, shape, np.uint8, sender)
     numbers = _from_bytes(values)
     if not all(map(public.is_ciphertext, numbers)):

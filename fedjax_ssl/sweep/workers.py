@@ -279,7 +279,7 @@ def in_batches(
 
 
 def vectorizes(point: Point, shared: Shared) -> bool:
-    """Says whether runs like this one are faster together than in turn: on one device that is no
+    """Say whether runs like this one are faster together than in turn: on one device that is no
     CPU.
 
     On a CPU the work is the limit, and vectorized runs take longer than the same runs in turn

@@ -35,7 +35,7 @@ Infos = list[dict[str, float]]
 
 
 class Special(NamedTuple):
-    """Facts about a method that differ from most methods."""
+    """Facts in which a method differs from most methods."""
 
     labels_first: bool = False  # its first round trains on labels alone, in a stage of its own
     clients_train: int = ROUNDS  # rounds in which clients train, the server alone in all others

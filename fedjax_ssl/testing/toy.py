@@ -134,7 +134,7 @@ def jitter(key: jax.Array, inputs: jax.Array) -> jax.Array:
 
 
 def same(key: jax.Array, inputs: jax.Array) -> jax.Array:
-    """Return the inputs as they are."""
+    """Return the inputs unchanged."""
     return inputs
 
 

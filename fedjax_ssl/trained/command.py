@@ -21,7 +21,7 @@ MANY = 20  # classes, of which no table of counts is printed any more
 
 
 def main(arguments: list[str]) -> int:
-    """Predicts.
+    """Predict.
 
     Args:
         arguments: without the program and the subcommand.

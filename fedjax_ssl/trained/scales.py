@@ -19,7 +19,7 @@ Scale = tuple[np.ndarray, np.ndarray]  # subtracted from an input, which is then
 
 
 def whose_inputs(client: Any, count: int) -> Client:
-    """Take who has inputs: one client, or a list of one for each of these.
+    """Return the owners of inputs: one client, or a list of one for each of these.
 
     Raises:
         TrainedModelError: there are more or fewer.
@@ -41,7 +41,7 @@ class Scales:
     """Means and deviations by client; none where a run standardizes all inputs alike."""
 
     def __init__(self, inputs: Mapping[str, Any]):
-        """Take what `model.json` says of inputs."""
+        """Take the facts about inputs in `model.json`."""
         self._inputs = inputs
         self._known: dict[str, Any] = dict(inputs.get("clients") or {})
 

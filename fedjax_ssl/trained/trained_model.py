@@ -132,7 +132,7 @@ class TrainedModel:
         batch_size: int = 512,
         calibrated: bool = True,
     ) -> Float[np.ndarray, "n K"]:
-        """Class probabilities; a model of a table takes its rows as a DataFrame, too.
+        """Return class probabilities; a model of a table takes its rows as a DataFrame, too.
 
         Args:
             inputs: raw, as the dataset stores them: [n, *input_shape], flat rows, or grey images
@@ -196,7 +196,7 @@ class TrainedModel:
         client: Client = None,
         batch_size: int = 512,
     ) -> Float[np.ndarray, "n d"]:
-        """Features of the global model, its head's inputs.
+        """Return features of the global model, its head's inputs.
 
         Args:
             inputs: as for `predict`.
@@ -385,8 +385,8 @@ class TrainedModel:
         scale: Scale | None,
         batch_size: int,
     ) -> np.ndarray:
-        """Results of batches of one size, so that one program serves all; the last one is filled
-        up with zeros.
+        """Compute results of batches of one size, so that one program serves all; the last one
+        is filled up with zeros.
         """
         if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
             raise TrainedModelError(

@@ -148,7 +148,7 @@ class Guesses(NamedTuple):
         return self.judged(step, self.label(step, inputs, own), own)
 
     def judged(self, step: Step, logits: Float[Array, "b K"], own: Float[Array, "b K"]) -> Guess:
-        """Decide which rows count, by the scores that give the labels and those of the own model."""
+        """Decide which rows count, by the scores that give the labels and the model's own."""
         counts, averages = self._rule(step, logits)
         counted = counts(jax.nn.softmax(jax.lax.stop_gradient(logits)))
         if self.how.labels_from == "either":
