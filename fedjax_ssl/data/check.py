@@ -123,7 +123,7 @@ def examples(dataset: Dataset) -> "pandas.DataFrame":
 
 
 def _labels(frame: "pandas.DataFrame") -> Iterator[str]:
-    """Classes with no label or a single one in training, and more classes than labels bear."""
+    """Find classes with no label or a single one in training, and more classes than labels bear."""
     counts = frame.loc[frame["split"] == "train", "label"].value_counts(sort=False)
     for few, text in ((0, "no labelled training example"), (1, "one labelled training example")):
         chosen = list(counts.index[counts == few])
@@ -136,7 +136,7 @@ def _labels(frame: "pandas.DataFrame") -> Iterator[str]:
 
 
 def _blank_names(frame: "pandas.DataFrame") -> Iterator[str]:
-    """Classes that are called as a missing cell is."""
+    """Find classes whose name marks a missing cell."""
     names = frame["label"].cat.categories
     blank = names[names.str.lower().isin(["nan", "na", "n/a", "none", "null", "?"])]
     if len(blank):
@@ -144,14 +144,14 @@ def _blank_names(frame: "pandas.DataFrame") -> Iterator[str]:
 
 
 def _spellings(frame: "pandas.DataFrame") -> Iterator[str]:
-    """Classes and clients whose names are almost the same."""
+    """Find classes and clients whose names are almost the same."""
     yield from _alike("class", frame["label"].value_counts())
     if "client" in frame:
         yield from _alike("client", frame["client"].value_counts())
 
 
 def _words(inputs: "pandas.DataFrame") -> Iterator[str]:
-    """Words of a table's columns that are almost the same."""
+    """Find words of a table's columns that are almost the same."""
     return _alike("input", (inputs.filter(regex="=") != 0).sum())
 
 
@@ -176,7 +176,7 @@ def _plain(name: str) -> str:
 
 
 def _untested(frame: "pandas.DataFrame") -> Iterator[str]:
-    """Classes and clients without a test example."""
+    """Find classes and clients without a test example."""
     test = frame[frame["split"] == "test"]
     for what, column in (("class", "label"), ("client", "client")):
         if len(test) and column in frame and test[column].notna().any():
@@ -185,7 +185,7 @@ def _untested(frame: "pandas.DataFrame") -> Iterator[str]:
 
 
 def _constant(inputs: "pandas.DataFrame") -> Iterator[str]:
-    """Features that are the same in all training examples."""
+    """Find features that are the same in all training examples."""
     same = inputs.columns[inputs.min() == inputs.max()]
     if len(same):
         features = counted(len(same), "feature is", "features are")
@@ -193,7 +193,7 @@ def _constant(inputs: "pandas.DataFrame") -> Iterator[str]:
 
 
 def _codes(inputs: "pandas.DataFrame") -> Iterator[str]:
-    """Columns of few whole numbers, which may be codes."""
+    """Find columns of few whole numbers, which may be codes."""
     most = min(FEW_CODES, len(inputs) // 5)
     few = {
         name: values.astype(int).tolist()

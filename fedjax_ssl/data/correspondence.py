@@ -48,7 +48,7 @@ CIFAR100_SUPERCLASS_OF = tuple(_SUPERCLASS[name] for name in CIFAR100_CLASSES)
 
 
 class Correspondence(NamedTuple):
-    """A matrix M and what its rows are called."""
+    """A matrix M, and the names of its rows."""
 
     matrix: Float[np.ndarray, "J K"]  # float64, columns sum to 1
     names: tuple[str, ...]  # names of the J coarse classes
@@ -106,8 +106,8 @@ def correspondence(name: str, num_classes: int) -> Correspondence:
 
 
 def overlapping(matrix: Float[np.ndarray, "J K"], epsilon: float) -> Float[np.ndarray, "J K"]:
-    """Coarse classes that overlap: (1 - epsilon) M + epsilon / J, so that every label goes with
-    every class.
+    """Return coarse classes that overlap: (1 - epsilon) M + epsilon / J, so that every label
+    goes with every class.
 
     Args:
         matrix: M, columns sum to 1.

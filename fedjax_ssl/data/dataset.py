@@ -118,7 +118,7 @@ def is_mapped(array: Any) -> bool:
 
 
 class StoredViews(NamedTuple):
-    """Counts the views of an example that a dataset holds beside the example as it is."""
+    """Numbers of views that a dataset holds of an example, beside the example as it is."""
 
     weak: int
     strong: int
@@ -148,7 +148,7 @@ def _as_ids(name: str, values: Any, length: int) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Reading:
-    """Says how files became inputs, so that new files are read alike; fields of subclasses fit
+    """Conversion of files to inputs, so that new files are read alike; fields of subclasses fit
     into JSON.
     """
 

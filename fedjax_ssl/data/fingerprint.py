@@ -19,8 +19,8 @@ _NAMED = {"inputs": "x", "labels": "y", "clients": "client"}  # by fields of a `
 
 
 def fingerprint(dataset: Dataset) -> dict[str, int | str]:
-    """Compute what a dataset is known by: numbers of examples, and digests of everything that a run
-    reads of it.
+    """Compute the fingerprint of a dataset: numbers of examples, and digests of everything that
+    a run reads of it.
 
     Returns:
         "training_examples" and "test_examples"; digests of "inputs", "labels", "clients", and of

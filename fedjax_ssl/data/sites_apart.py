@@ -18,7 +18,7 @@ MOST = 1000  # examples of a site that are looked at, evenly spaced
 
 
 class Apart(NamedTuple):
-    """How sites differ.
+    """Difference between sites.
 
     Attributes:
         sentence: where they differ most, and what makes them alike.
@@ -31,7 +31,7 @@ class Apart(NamedTuple):
 
 
 def remedy(config: Mapping[str, Any]) -> str:
-    """Say what helps a model that predicts one class.
+    """Name the setting that helps a model that predicts one class.
 
     Args:
         config: of its run, as a dictionary or like one.

@@ -492,7 +492,7 @@ def _upload_of(
     seen: Local,
     trained: Bool[Array, ""],
 ) -> tuple[Upload, PyTree]:
-    """Return what a client sends, as the upload transforms leave it, and what it keeps for the
+    """Return a client's upload after the upload transforms, and the state that it keeps for the
     federated optimizer.
     """
     setup = local.setup
@@ -525,7 +525,7 @@ def _upload_of(
 def _total_of(
     local: LocalRound, upload: Upload, seen: Local, counts: Bool[Array, ""], work: Work
 ) -> Total:
-    """Return what is added up of an upload; 0 where the client does not count."""
+    """Return a client's part of the sum over uploads; 0 if the client does not count."""
 
     def if_counted(tree: PyTree) -> PyTree:
         return jax.tree.map(lambda x: jnp.where(counts, x, jnp.zeros_like(x)), tree)

@@ -21,8 +21,8 @@ PyTree = Any
 def part_of(
     data: FederatedData, number: Int[Array, ""], num_rounds: int | None
 ) -> Int[Array, ""] | int:
-    """Return which part of their unlabelled examples clients have in a round; 0 where these do not
-    come in parts.
+    """Return the number of the part of unlabelled examples that clients have in a round; 0 where
+    these do not come in parts.
 
     Args:
         data: the federation.
@@ -44,7 +44,7 @@ def part_of(
 
 
 def all_clients(data: FederatedData, part: Int[Array, ""] | int = 0) -> Client:
-    """All C clients of a federation.
+    """Return all C clients of a federation.
 
     Args:
         data: the federation.
@@ -59,7 +59,7 @@ def clients_of(
     valid: Bool[Array, " p"] | None = None,
     part: Int[Array, ""] | int = 0,
 ) -> Client:
-    """Gathers clients; an empty cohort slot is a client without examples.
+    """Gather clients; an empty cohort slot is a client without examples.
 
     Args:
         data: the federation.

@@ -32,7 +32,7 @@ def sample_cohort(
     size: int,
     labelled_quota: str = "proportional",
 ) -> Cohort:
-    """Draws clients uniformly without replacement.
+    """Draw clients uniformly without replacement.
 
     Of more than `MOST_IN_SIGHT` clients, those come first that a pseudo-random permutation of the
     ids puts first (Luby and Rackoff 1988; Black and Rogaway 2002), so that a draw takes as long as
@@ -112,7 +112,7 @@ COHORTS: Registry[CohortSampler] = Registry(
 
 
 def cohort_sampler(name: str, **options: Any) -> CohortSampler:
-    """Look up how cohorts are drawn.
+    """Build the sampler of cohorts that a config names.
 
     Args:
         name: name of `COHORTS`, or "module:function".
@@ -144,8 +144,8 @@ def cohort_sampler(name: str, **options: Any) -> CohortSampler:
 def check_cohorts(
     name: str, options: Mapping[str, Any], num_labelled: Array, num_examples: Array, size: int
 ) -> None:
-    """Draws a hundred cohorts, and raises ValueError where one has a client that is not there,
-    or one twice.
+    """Draw a hundred cohorts, and raise ValueError if one has a client that is not there, or one
+    twice.
     """
     from fedjax_ssl.own_code import where
 

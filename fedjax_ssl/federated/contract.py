@@ -28,7 +28,7 @@ Packed = tuple[Array, ...]  # a tree in few arrays
 
 
 class Packing(NamedTuple):
-    """To and from few arrays; the inverse of each other."""
+    """Functions to few arrays and back; the inverse of each other."""
 
     pack: Callable[[PyTree], Packed]
     # ^ large arrays in the order of the tree, then one vector of all small ones
@@ -51,7 +51,7 @@ class Count(NamedTuple):
     sizes: UInt32[Array, "*shape m 2"]  # higher and lower half of the bytes
 
     def __add__(self, other: "Count") -> "Count":  # type: ignore[override]
-        """Both together, as of numbers and not of tuples."""
+        """Return both counts together, as of numbers and not of tuples."""
         return Count(
             jnp.concatenate([self.times, other.times], axis=-1),
             jnp.concatenate([self.sizes, other.sizes], axis=-2),
@@ -77,9 +77,7 @@ class Count(NamedTuple):
 
 
 class Kept(NamedTuple):
-    """What a client keeps from one of its rounds to the next; in a `ServerState` with a
-    leading axis C.
-    """
+    """State that a client keeps between its rounds; in a `ServerState` with a leading axis C."""
 
     params: dict[str, PyTree]
     # ^ params of the private parameter groups, in few arrays (`fedjax_ssl.federated.packing`)
@@ -90,7 +88,7 @@ class Kept(NamedTuple):
 
 
 class ServerState(NamedTuple):
-    """All that is carried from one round to the next; a checkpoint is this tree."""
+    """State that is carried from one round to the next; a checkpoint is this tree."""
 
     round: Int[Array, ""]  # rounds done so far
     params: Params  # global parameters, by group
@@ -227,7 +225,7 @@ class View(NamedTuple):
     mask: Callable[[Streams], Bool[Array, " b"]] | None = None  # -> real rows; None: the stream's
 
     def real(self, streams: Streams) -> Bool[Array, " b"]:
-        """Return which rows are real."""
+        """Return the mask of the real rows."""
         return streams[self.stream].mask if self.mask is None else self.mask(streams)
 
 
@@ -295,7 +293,9 @@ class RoundResult(NamedTuple):
     after: ServerState  # averaged; likewise
 
     def mean_or(self, before: PyTree) -> PyTree:
-        """Return the weighted mean of what `client.average` sent; `before` where nobody counts."""
+        """Return the weighted mean of the uploads of `client.average`; `before` if nobody
+        counts.
+        """
         some = self.weight > 0
         scale = jnp.where(some, 1.0 / jnp.where(some, self.weight, 1.0), 0.0)
 
@@ -315,12 +315,12 @@ class Traffic(NamedTuple):
 
 
 def always(sent: Broadcast, context: RoundContext) -> Bool[Array, " p"]:
-    """All clients of the cohort have something to train on."""
+    """Return the mask of the whole cohort: every client has something to train on."""
     return context.valid
 
 
 def never(sent: Broadcast, context: RoundContext) -> Bool[Array, " p"]:
-    """Nobody trains because of this term: it goes along with others."""
+    """Return an empty mask: nobody trains because of this term, which goes along with others."""
     return jnp.zeros_like(context.valid)
 
 
@@ -338,7 +338,7 @@ class Losses(NamedTuple):
 
 
 class StepTaken(NamedTuple):
-    """What a local step of one parameter group leaves."""
+    """State after a local step of one parameter group."""
 
     weights: Packed  # of the group
     optimizer: PyTree  # the group's state of the local optimizer
@@ -396,7 +396,7 @@ class LocalStep(NamedTuple):
         return Snapshot(params, self.unravel(taken.model_state))
 
     def with_network(self, taken: StepTaken, network: Snapshot) -> StepTaken:
-        """Return what a step has left, with another network to go on with."""
+        """Return the state after a step, with another network to go on with."""
         return taken._replace(
             weights=self.packing.pack(_like(self.packing.unpack(taken.weights), network.params)),
             model_state=ravel_pytree(network.model_state)[0],
@@ -404,7 +404,7 @@ class LocalStep(NamedTuple):
 
 
 def _like(part: PyTree, whole: PyTree) -> PyTree:
-    """Return of a tree of nested dicts what another one has."""
+    """Return the entries of a tree of nested dicts that another tree has."""
     if not isinstance(part, dict):
         return whole
     return {name: _like(own, whole[name]) for name, own in part.items()}

@@ -110,9 +110,8 @@ def _predictions_of(recipe: Recipe) -> dict[str, Any]:
 
 
 def _in_run(recipe: Recipe, notes: list[str]) -> Recipe:
-    """Return the recipe with what the run asks of every method: steps in place of epochs, scores
-    of clients' models, transforms of uploads, what there is to say of these; clients that train
-    alone keep all groups.
+    """Return the recipe with the run's choices: steps in place of epochs, scores of clients'
+    models, upload transforms and their notes; clients that train alone keep all groups.
     """
     setup = recipe.setup
     groups = recipe.groups
@@ -140,7 +139,7 @@ def _in_run(recipe: Recipe, notes: list[str]) -> Recipe:
 
 
 def _init_of(recipe: Recipe) -> Callable[[Array, FederatedData], ServerState]:
-    """`Method.init`: the state before round 0."""
+    """Return `Method.init`, which makes the state before round 0."""
     setup = recipe.setup
     groups = recipe.groups
     terms = [term for stage in recipe.stages for term in stage.terms]
@@ -195,8 +194,8 @@ def _init_of(recipe: Recipe) -> Callable[[Array, FederatedData], ServerState]:
 
 
 def _server_optimizer(stages: tuple[Stage, ...], local: dict[str, PyTree]) -> PyTree:
-    """State of the optimizer at the server, leading axis that of its replicas; nothing where it
-    starts anew in every round.
+    """Return the state of the optimizer at the server, leading axis that of its replicas;
+    nothing if it starts anew in every round.
     """
     kept = [stage.replicas for stage in stages if stage.server and stage.keep_server_optimizer]
     if not kept:
@@ -205,7 +204,7 @@ def _server_optimizer(stages: tuple[Stage, ...], local: dict[str, PyTree]) -> Py
 
 
 def _round_of(recipe: Recipe) -> Callable[..., tuple[ServerState, Metrics]]:
-    """`Method.round`: a round of the stage that the state is in."""
+    """Return `Method.round`, which runs a round of the stage that the state is in."""
 
     def of_stage(
         place: int, stage: Stage, start: int
@@ -233,7 +232,9 @@ def _round_of(recipe: Recipe) -> Callable[..., tuple[ServerState, Metrics]]:
 
 
 def _cohort_of(recipe: Recipe) -> Callable[..., Cohort]:
-    """`Method.cohort`: of the stage that the round is in, with as many slots in all stages."""
+    """Return `Method.cohort` of the stage that the round is in, with as many slots in all
+    stages.
+    """
     setup = recipe.setup
 
     def cohort(key: Array, number: Int[Array, ""], data: FederatedData) -> Cohort:
@@ -253,7 +254,7 @@ def _cohort_of(recipe: Recipe) -> Callable[..., Cohort]:
 
 
 def _place_of(recipe: Recipe, number: Int[Array, ""]) -> Int[Array, ""]:
-    """Return which stage a round of the run is in."""
+    """Return the number of the stage that a round of the run is in."""
     later = jnp.array(recipe.starts[1:], jnp.int32)
     return jnp.sum(number >= later, dtype=jnp.int32)
 
@@ -263,8 +264,8 @@ def _switch(
     branches: Sequence[Callable[..., tuple[ServerState, Metrics]]],
     *arguments: Any,
 ) -> tuple[ServerState, Metrics]:
-    """`jax.lax.switch` of rounds whose metrics differ: all report the same ones, NaN where a stage
-    has none.
+    """Run `jax.lax.switch` on rounds whose metrics differ: all report the same ones, NaN where a
+    stage has none.
 
     Each branch is traced once; what metrics there are is read off the traces.
     """

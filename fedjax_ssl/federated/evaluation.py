@@ -43,7 +43,7 @@ def evaluate(
     batch_size: int = 512,
     metrics: Collection[str] = (),
 ) -> Metrics:
-    """Scores the global model.
+    """Score the global model.
 
     Args:
         method: the method whose `predict` is used.
@@ -195,7 +195,7 @@ def _by_client(accuracies: Float[Array, " C"]) -> Metrics:
 def likeliest_coarse(
     log_probs: Float[Array, "m K"], matrix: Float[Array, "O K"]
 ) -> Int[Array, " m"]:
-    """argmax_j (M p)_j: predictions of the classes in the label space of one client."""
+    """Return argmax_j (M p)_j: predictions of the classes in the label space of one client."""
     return jnp.argmax(jnp.exp(log_probs) @ matrix.T.astype(log_probs.dtype), axis=1)
 
 
@@ -230,8 +230,8 @@ def _coarse_accuracy(
 def own_accuracies(
     predict_for: Callable[..., Array], state: ServerState, data: FederatedData, batch_size: int
 ) -> Float[Array, " C"]:
-    """Accuracy of every client's own model on its own test examples; NaN for a client that has
-    none.
+    """Return the accuracy of every client's own model on its own test examples; NaN for a client
+    that has none.
     """
     num_clients = data.num_clients
     num_test = data.test_index.shape[0]
@@ -271,13 +271,13 @@ def own_accuracies(
 def balanced_accuracy(
     correct: Bool[Array, " m"], labels: Int[Array, " m"], real: Bool[Array, " m"], num_classes: int
 ) -> Float[Array, ""]:
-    """Mean over the classes that occur of the share of their examples that are right."""
+    """Return the mean over the classes that occur of the share of their examples that are right."""
     return _mean_recall(*_count(correct, jnp.where(real, labels, num_classes), num_classes))
 
 
 class Scores(NamedTuple):
-    """Scores predicted labels over all examples and at each of C clients; NaN where there is no
-    example.
+    """Scores of predicted labels over all examples and at each of C clients; NaN where there is
+    no example.
     """
 
     accuracy: Float[Array, ""]
@@ -296,7 +296,7 @@ def score_labels(
     num_clients: int,
     num_classes: int,
 ) -> Scores:
-    """Scores predicted labels, pooled and by client, where there is a true label.
+    """Score predicted labels, pooled and by client, where there is a true label.
 
     Args:
         predicted: -1 = no label could be given, which is wrong.
@@ -325,7 +325,7 @@ def score_labels(
 
 
 def _count(correct: Array, slot: Array, num_slots: int) -> tuple[Array, Array]:
-    """Right examples and all examples of every slot."""
+    """Count right examples and all examples of every slot."""
     nothing = jnp.zeros(num_slots + 1, jnp.result_type(float))
     return nothing.at[slot].add(correct.astype(nothing.dtype))[:-1], nothing.at[slot].add(1.0)[:-1]
 
@@ -339,7 +339,9 @@ def _mean_recall(
 def macro_f1(
     predicted: Int[Array, " m"], labels: Int[Array, " m"], real: Bool[Array, " m"], num_classes: int
 ) -> Float[Array, ""]:
-    """Mean over the classes that occur, as label or as prediction, of 2 TP / (2 TP + FP + FN)."""
+    """Return the mean over the classes that occur, as label or as prediction, of 2 TP / (2 TP +
+    FP + FN).
+    """
     right = _counts(labels, real & (predicted == labels), num_classes)
     both = _counts(labels, real, num_classes) + _counts(predicted, real, num_classes)
     return jnp.mean(2.0 * right / jnp.maximum(both, 1.0), where=both > 0)
@@ -361,8 +363,8 @@ def calibration_error(
 def auroc(
     log_probs: Float[Array, "m K"], labels: Int[Array, " m"], real: Bool[Array, " m"]
 ) -> Float[Array, ""]:
-    """Area under the ROC curve of each class against the rest, exact, mean over the classes that
-    have both.
+    """Return the area under the ROC curve of each class against the rest, exact, mean over the
+    classes that have both.
 
     A class takes a sort of its scores, so this costs most of all scores: K m log m.
     """
@@ -387,7 +389,9 @@ def auroc(
 def accuracy_by_client(
     correct: Bool[Array, " m"], real: Bool[Array, " m"], client: Int[Array, " m"], num_clients: int
 ) -> Float[Array, " C"]:
-    """Share of right predictions among each client's examples; NaN for a client without any."""
+    """Return the share of right predictions among each client's examples; NaN for a client
+    without any.
+    """
     slot = jnp.where(real & (client >= 0), client, num_clients)
     both = jnp.stack([correct, jnp.ones_like(correct)], axis=1).astype(jnp.result_type(float))
     right, examples = jnp.zeros((num_clients + 1, 2), both.dtype).at[slot].add(both)[:num_clients].T
@@ -395,8 +399,8 @@ def accuracy_by_client(
 
 
 def over_clients(accuracies: Float[Array, " C"]) -> dict[str, Float[Array, ""]]:
-    """Return how accuracy differs between the clients that have one: the worst tenth of them, and
-    the deviation.
+    """Return the accuracy of the worst tenth of the clients that have one, and the standard
+    deviation.
 
     Returns:
         "worst_tenth": mean over the tenth of these clients (rounded up) with the lowest accuracy;
@@ -415,14 +419,14 @@ def over_clients(accuracies: Float[Array, " C"]) -> dict[str, Float[Array, ""]]:
 def _counts(
     slots: Int[Array, " m"], counted: Bool[Array, " m"], num_slots: int
 ) -> Float[Array, " K"]:
-    """Return how many counted examples are in each slot."""
+    """Count the counted examples in each slot."""
     return jnp.sum(_in_slots(slots, counted, num_slots), axis=0, dtype=jnp.result_type(float))
 
 
 def _in_slots(
     slots: Int[Array, " m"], counted: Bool[Array, " m"], num_slots: int
 ) -> Bool[Array, "m K"]:
-    """Tells whether a counted example is in a slot. Sums over it compile faster than scattered
+    """Tell whether a counted example is in a slot. Sums over it compile faster than scattered
     ones, for few slots.
     """
     return counted[:, None] & (slots[:, None] == jnp.arange(num_slots, dtype=slots.dtype))

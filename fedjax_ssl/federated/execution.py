@@ -111,7 +111,7 @@ def tree_bytes(tree: PyTree) -> int:
 
 
 def _vectorized() -> bool:
-    """Tells whether runs share the device: there is the axis `VECTORIZED_RUNS` of a surrounding
+    """Tell whether runs share the device: there is the axis `VECTORIZED_RUNS` of a surrounding
     `jax.vmap`.
     """
     try:

@@ -21,8 +21,8 @@ AUGMENT = "augment_views"  # the scope in which views are traced: profiles name 
 
 
 def labelling_key(round_key: Key[Array, ""]) -> Key[Array, ""]:
-    """Key of the views that examples are labelled in before a round; folded with the client and
-    the example's place.
+    """Return the key of the views that examples are labelled in before a round; folded with the
+    client and the example's place.
     """
     return named_key(round_key, "pseudo-labels")
 

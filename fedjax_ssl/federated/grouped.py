@@ -91,7 +91,7 @@ def default_sizes(cohort_size: int) -> tuple[int, ...]:
 
 
 def equal_sizes(cohort_size: int, num_groups: int) -> tuple[int, ...]:
-    """Sizes that differ by one at most, the smaller ones first.
+    """Return sizes that differ by one at most, the smaller ones first.
 
     Raises:
         ValueError: more groups than clients.
@@ -106,7 +106,7 @@ def equal_sizes(cohort_size: int, num_groups: int) -> tuple[int, ...]:
 def _sizes(
     group_sizes: tuple[int, ...] | None, groups: int | None, cohort_size: int | None
 ) -> tuple[int, ...]:
-    """Find the client slots of each group from what was given."""
+    """Find the client slots of each group, from the number of groups or their sizes."""
     if group_sizes is not None:
         if groups is not None:
             raise ValueError(
@@ -223,5 +223,5 @@ def _outer(shares: Float[Array, " S"], values: Array) -> Array:
 
 
 def _along(by_group: Array, values: Array) -> Array:
-    """One entry per group, for arrays with a leading axis of groups."""
+    """Repeat one entry per group along arrays with a leading axis of groups."""
     return by_group.reshape(-1, *[1] * (values.ndim - 1))

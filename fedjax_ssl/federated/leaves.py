@@ -9,7 +9,7 @@ from fedjax_ssl.federated.recipe import Recipe
 
 
 def what_leaves(recipe: Recipe) -> dict[str, Sequence[str]]:
-    """Return names of all that leaves clients: of parts of an `Upload`, and "beside" it."""
+    """Return the names of all that clients send: of parts of an `Upload`, and "beside" it."""
     setup = recipe.setup
     network, model_state = jax.eval_shape(setup.model.init, jax.random.key(0))
     reported = setup.federated_optimizer.sends(jax.eval_shape(recipe.groups.split, network)).up

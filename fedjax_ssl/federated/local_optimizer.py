@@ -206,7 +206,7 @@ def at_rate(optimizer: LocalOptimizer, rate: float | Array) -> optax.GradientTra
 def over_layers(
     optimizer: LocalOptimizer, groups: Callable[[], dict[str, PyTree]]
 ) -> LocalOptimizer:
-    """Lets an optimizer that looks at layers see them, where parameters come in few arrays per
+    """Let an optimizer that looks at layers see them, where parameters come in few arrays per
     group.
 
     Args:
@@ -235,7 +235,9 @@ def over_layers(
 
 
 def _clip(max_norm: float | Array) -> optax.GradientTransformation:
-    """PyTorch's clipping, whose 1e-6 shows in the digits of SemiFL's code; optax' own has none."""
+    """Clip gradients as PyTorch does, whose 1e-6 shows in the digits of SemiFL's code; optax'
+    own has none.
+    """
 
     def clip(updates: optax.Updates, params: optax.Params | None) -> optax.Updates:
         factor = jnp.minimum(1.0, max_norm / (optax.tree.norm(updates) + 1e-6))

@@ -33,7 +33,9 @@ class Download(NamedTuple):
 
 
 class Upload(NamedTuple):
-    """What leaves a client after its training; upload transforms change its values."""
+    """Message from a client to the server after its training; upload transforms change its
+    values.
+    """
 
     update: Grouped  # how far its parameters moved from those that were sent, by shared group
     statistics: Float[Array, " s"]  # how far its batch statistics moved, in one vector
@@ -69,7 +71,7 @@ class Total(NamedTuple):
 
 
 class Arrivals(NamedTuple):
-    """What is not added up, client by client, leading axis p."""
+    """Uploads that are not added up, client by client, leading axis p."""
 
     terms: dict[str, PyTree]  # of the uploads
     counts: Bool[Array, " p"]  # True for clients that trained and whose upload arrived

@@ -44,7 +44,7 @@ Added = tuple[dict[str, Array], Grouped, PyTree]
 
 
 class Local(NamedTuple):
-    """One client's local training, as a federated optimizer sees it."""
+    """Local training of one client, as a federated optimizer sees it."""
 
     anchor: Grouped  # parameters as received
     params: Grouped  # parameters after local training; in `add` as uploaded, with the next one
@@ -69,7 +69,7 @@ def _same_for_all(state: PyTree, received: PyTree, common: Grouped) -> Grouped:
 
 
 class FederatedOptimizer(NamedTuple):
-    """Pure functions; combine with every method."""
+    """Functions of a federated optimizer. They are pure, and combine with every method."""
 
     # At the server.
     init: Callable[[Grouped], PyTree]  # parameters -> state
@@ -114,7 +114,9 @@ def weighted(change: Grouped, weights: dict[str, Array]) -> Grouped:
 
 
 def weighted_mean(totals: Grouped, weights: dict[str, Float[Array, ""]]) -> Grouped:
-    """Weighted sums divided by the sum of the weights of each group; 0 where nothing has weight."""
+    """Return weighted sums divided by the sum of the weights of each group; 0 where nothing has
+    weight.
+    """
 
     def divide(total: PyTree, weight: Float[Array, ""]) -> PyTree:
         return jax.tree.map(lambda leaf: mean_scale(weight) * leaf, total)
@@ -208,8 +210,8 @@ _SECOND_MOMENTS: dict[str, Callable[..., Array]] = {  # (v, squared change, beta
 def adaptive(
     rule: str, rate: float | Array, beta1: float | Array, beta2: float | Array, tau: float | Array
 ) -> optax.GradientTransformation:
-    """Adaptive server step of Reddi et al., algorithm 2: w <- w + rate m / (sqrt(v) + tau), without
-    bias correction.
+    """Return the adaptive server step of Reddi et al., algorithm 2: w <- w + rate m / (sqrt(v) +
+    tau), without bias correction.
 
     m <- beta1 m + (1 - beta1) change, and v follows the rule; both start at 0, as in FLamby (the
     paper: v at tau^2).

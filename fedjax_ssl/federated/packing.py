@@ -59,7 +59,7 @@ def apart(values: PyTree) -> PyTree:
 
 
 def cut(unravel: Callable[[Array], PyTree], vector: Array) -> PyTree:
-    """`unravel(vector)`, whose arrays are cut out before they are used.
+    """Return `unravel(vector)`, whose arrays are cut out before they are used.
 
     Equal layers lie at different places of the vector: together with the cut, none of their kernels
     would be equal.

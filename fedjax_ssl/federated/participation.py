@@ -23,7 +23,7 @@ BEFORE_TRAINING = ("codes", "scores")
 
 
 class Participation(NamedTuple):
-    """How reliable clients are; `Setup.participation`, which is None where all of them are.
+    """Reliability of clients; `Setup.participation`, which is None if all of them are reliable.
 
     Example:
         >>> from fedjax_ssl.federated import participation
@@ -77,8 +77,8 @@ class Participation(NamedTuple):
         return Cohort(ids, ids < num_clients)
 
     def left(self, context: RoundContext) -> Bool[Array, " p"] | None:
-        """Return which clients of a cohort are lost between their first message and their
-        training; None where nobody ever is.
+        """Return the mask of the cohort's clients that are lost between their first message and
+        their training; None if nobody ever is.
         """
         if self.lost is None or self.lost_when not in BEFORE_TRAINING:
             return None
@@ -91,7 +91,7 @@ class Participation(NamedTuple):
         return context.clients if left is None else without_examples(context.clients, ~left)
 
     def lost_after_training(self, now: Now, ids: Int[Array, " n"]) -> Bool[Array, " n"]:
-        """Return which of these clients are lost once they have trained."""
+        """Return the mask of these clients that are lost once they have trained."""
         if self.lost is None or self.lost_when != "training":
             return jnp.zeros(ids.shape, bool)
         assert now.run_key is not None and now.round is not None, "clients train in rounds"
@@ -105,7 +105,7 @@ def participation(
     lost: Annotated[float | Array | None, In("[0, 1]")] = None,
     lost_when: str = "training",
 ) -> Participation | None:
-    """Return how reliable clients are; None where every client is reliable.
+    """Return the reliability of clients; None if every client is reliable.
 
     Args:
         probability: that a client is there in a round; a cohort is drawn among those.

@@ -52,7 +52,7 @@ def train_cohort(
     clients: Client,
     valid: Bool[Array, " p"],
 ) -> tuple[Total, Arrivals]:
-    """Trains a cohort's clients.
+    """Train a cohort's clients.
 
     With a mesh its devices share the cohort, each as many clients, dealt by size (`deal`); all axes
     together count as one list of devices. Inside a `shard_map` over the mesh's axes, as in a sweep
@@ -135,7 +135,7 @@ def _apart(inputs: Any) -> TypeGuard[LoadedInputs]:
 
 
 def deal(num_steps: Int[Array, " q"], num_devices: int) -> Int32[Array, " q"]:
-    """Deals clients to devices, longest first and in turn there and back, so that devices finish
+    """Deal clients to devices, longest first and in turn there and back, so that devices finish
     together.
 
     Every device gets as many clients, so that shapes stay the same in all rounds.
@@ -205,7 +205,7 @@ def map_clients(
     valid: Bool[Array, " p"],
     at_once: int,
 ) -> tuple[PyTree, PyTree]:
-    """Run `update` for every client; adds its first result over clients in client order and stacks
+    """Run `update` for every client; add its first result over clients in client order and stack
     its second.
 
     Empty slots of the cohort are run as well (they take no local step) and add nothing.
@@ -252,7 +252,7 @@ def _fill_up(
 def pack(
     num_steps: Int[Array, " p"], num_lanes: int
 ) -> tuple[Int32[Array, "L p"], Int32[Array, " p"], Int32[Array, ""]]:
-    """Packs clients into lanes, longest first, each into the lane that is the shortest so far
+    """Pack clients into lanes, longest first, each into the lane that is the shortest so far
     (Graham, 1969).
 
     The longest lane is at most 4/3 of the best plan. Clients without steps are in no lane.

@@ -42,5 +42,5 @@ def step_bound(plan: Plan) -> int:
 
 
 def batch_of(plan: Plan, *place: Int[Array, ""]) -> Batch:
-    """One batch of a plan: of step `place`, or of (client, step) where plans are stacked."""
+    """Return a batch of a plan: of step `place`, or of (client, step) where plans are stacked."""
     return jax.tree.map(lambda table: table[place], plan.batches)

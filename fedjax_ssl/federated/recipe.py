@@ -161,7 +161,7 @@ class Recipe(NamedTuple):
 
     @property
     def trainings(self) -> tuple[Training, ...]:
-        """What clients do, by stage."""
+        """Training of the clients, by stage."""
         return tuple(stage.clients for stage in self.stages if stage.clients)
 
     @property

@@ -9,7 +9,7 @@ from fedjax_ssl.federated.uploads.transform import chain
 
 
 def check_recipe(recipe: Recipe) -> list[str]:
-    """Return what to say of a recipe, a sentence each.
+    """Return the notes about a recipe, a sentence each.
 
     Raises:
         ValueError: parts of it do not fit each other, see `build`.
@@ -96,7 +96,7 @@ def _check_alone(stages: tuple[Stage, ...]) -> None:
 
 
 def _notes_of_sum(recipe: Recipe) -> list[str]:
-    """Refuse a way of combining uploads that the recipe cannot have; returns what to say of it."""
+    """Refuse a way of combining uploads that the recipe cannot have; return notes about it."""
     setup = recipe.setup
     if setup.combine_uploads is None:
         return []

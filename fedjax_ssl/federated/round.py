@@ -63,7 +63,7 @@ def run_round(
     data: FederatedData,
     execution: Execution,
 ) -> tuple[ServerState, Metrics]:
-    """One round of a stage.
+    """Run one round of a stage.
 
     Args:
         recipe: the method in its run.
@@ -116,7 +116,7 @@ def _contexts(
     number: Int[Array, ""],
     data: FederatedData,
 ) -> Callable[[ServerState], RoundContext]:
-    """Draw the cohort of a round; returns what makes the round's data of a state."""
+    """Draw the cohort of a round; return the function that makes the round's data of a state."""
     key = _round_key(run_key, number)
     part = part_of(data, number, recipe.setup.rounds)
     federation = all_clients(data, part)
@@ -154,7 +154,7 @@ def _contexts(
 def draw_cohort(
     setup: Setup, stage: Stage, run_key: Key[Array, ""], number: Int[Array, ""], clients: Client
 ) -> Cohort:
-    """Draws the clients that take part in a round. Nothing that happens in training decides it.
+    """Draw the clients that take part in a round. Nothing that happens in training decides it.
 
     Where the server trains alone the cohort has no slots.
 
@@ -296,8 +296,8 @@ def _train_replicas(
 
 
 def _at_server(recipe: Recipe, stage: Stage) -> Recipe:
-    """Return the method of a server in place of clients: nothing is sent, and the state of its
-    optimizer is its own.
+    """Return the method with the server in place of clients: nothing is sent, and the state of
+    its optimizer is its own.
     """
     setup = recipe.setup._replace(
         keep_optimizer=stage.keep_server_optimizer,

@@ -32,7 +32,7 @@ def round_metrics(
     work: Work,
     truth: Int[Array, "p n"],
 ) -> Metrics:
-    """Return all that the log says of a round in which clients trained.
+    """Return all metrics of a round in which clients trained.
 
     Args:
         recipe: the method in its run.

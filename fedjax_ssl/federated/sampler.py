@@ -74,7 +74,7 @@ def cycled_permutations(
 def batches_per_epoch(
     count: Int[Array, ""], batch_size: int, skip_single: bool = False
 ) -> Int[Array, ""]:
-    """Batches of one pass over `count` examples, the last partial one among them.
+    """Count the batches of one pass over `count` examples, the last partial one among them.
 
     Args:
         count: examples.
@@ -91,8 +91,8 @@ def batches_per_epoch(
 def labelled_epochs(
     batch_size: int, local_epochs: int, max_labelled: int, skip_single: bool = False
 ) -> Sampler:
-    """Epochs over the labelled examples: stream "labelled", freshly shuffled, the last partial
-    batch kept.
+    """Return a sampler of epochs over the labelled examples: stream "labelled", freshly
+    shuffled, the last partial batch kept.
 
     This is local training of FedAvg (McMahan et al., AISTATS 2017) and stage 1 of FedAvg+XCLP.
 
@@ -115,7 +115,8 @@ def labelled_epochs(
 def known_epochs(
     batch_size: int, local_epochs: int, max_known: int, drop_last: bool = False
 ) -> Sampler:
-    """Epochs over the examples with a class label or a weak label: stream "labelled".
+    """Return a sampler of epochs over the examples with a class label or a weak label: stream
+    "labelled".
 
     Where all of these have class labels, batches and random draws are those of `labelled_epochs`.
 
@@ -140,7 +141,8 @@ def epochs(
     drop_last: bool = False,
     skip_single: bool = False,
 ) -> Sampler:
-    """Epochs over the first `count(client)` examples of a client, freshly shuffled.
+    """Return a sampler of epochs over the first `count(client)` examples of a client, freshly
+    shuffled.
 
     Args:
         stream: name of the stream.
@@ -245,7 +247,7 @@ def with_local_steps(stage: Stage, steps: int) -> Stage:
 
 
 def _steps_done(client: Client) -> Int[Array, ""]:
-    """Local steps of a client before this round."""
+    """Count the local steps of a client before this round."""
     return jnp.zeros((), jnp.int32) if client.kept is None else client.kept.terms[LOCAL_STEPS]
 
 
@@ -255,7 +257,8 @@ def mixed_epochs(
     max_labelled: int,
     max_unlabelled: int,
 ) -> Sampler:
-    """Batches of stage 2 of FedAvg+XCLP: stream "mixed" of 2 * batch_size slots.
+    """Return a sampler of the batches of stage 2 of FedAvg+XCLP: stream "mixed" of 2 *
+    batch_size slots.
 
     A client with labels: batch_size labelled examples from an endless reshuffle, then batch_size
     unlabelled ones; an epoch is floor(unlabelled / batch_size) steps, at least one, through a fresh
@@ -336,8 +339,8 @@ def mixed_epochs(
 
 
 def in_turn(*samplers: Sampler) -> Sampler:
-    """First all steps of one sampler, then those of the next; the streams of the others have no row
-    meanwhile.
+    """Return a sampler with first all steps of one sampler, then those of the next; the streams
+    of the others have no row meanwhile.
 
     With a parameter group per sampler, groups are trained one after another: one without a row
     takes no step (FedRep's head, then its body).
@@ -379,8 +382,8 @@ def _permutation_per_epoch(
 def _divide(
     step: Int[Array, " S"], per_epoch: Int[Array, ""]
 ) -> tuple[Int[Array, " S"], Int[Array, " S"]]:
-    """Epoch of a step and its place within the epoch; with no step per epoch, all lie past the
-    last epoch.
+    """Return the epoch of a step and its place within the epoch; with no step per epoch, all lie
+    past the last epoch.
     """
     safe = jnp.maximum(per_epoch, 1)
     beyond = jnp.iinfo(jnp.int32).max
@@ -401,8 +404,8 @@ def passes(
     max_labelled: int,
     max_unlabelled: int,
 ) -> Steps:
-    """Pass over the unlabelled examples, the last batch filled up; over the labelled ones where
-    there are no others.
+    """Return a pass over the unlabelled examples, the last batch filled up; over the labelled
+    ones if there are no others.
 
     Args:
         batch_size: labelled examples per step.
@@ -445,8 +448,8 @@ def paired_batches(
     labelled_too: bool = False,
     max_known: int | None = None,
 ) -> Sampler:
-    """Streams "labelled" and "unlabelled", each an endless sequence of fresh permutations, cut into
-    whole batches.
+    """Return a sampler of streams "labelled" and "unlabelled", each an endless sequence of fresh
+    permutations, cut into whole batches.
 
     A client with fewer examples than a batch has some of them more than once in it. A stream of
     which it has none is empty, and nothing of it is real.

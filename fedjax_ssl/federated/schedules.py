@@ -116,7 +116,7 @@ def learning_rate_schedule(
 
 
 def _table(name: str, rounds: int) -> LearningRate:
-    """Asks a function of the user's own for the rate of every round, before training."""
+    """Ask a function of the user's own for the rate of every round, before training."""
     from fedjax_ssl.own_code import import_named, number_from, where
 
     function = import_named("schedule", name)

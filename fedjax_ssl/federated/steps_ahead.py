@@ -18,8 +18,8 @@ _UNEQUAL = 1.25
 
 
 def who_trains(stages: tuple[Stage, ...], data: FederatedData) -> Bool[Array, " C"]:
-    """Return which clients have a local step, as far as that follows from their sizes and
-    labels.
+    """Return the mask of the clients that have a local step, as far as their sizes and labels
+    decide it.
     """
     clients = all_clients(data)
     key = jax.random.key(0)

@@ -102,7 +102,7 @@ class Run:
 
     @property
     def built(self) -> Built:
-        """What it is made of."""
+        """The run's dataset, federation, method and devices."""
         return self.program.built
 
     @property
@@ -112,12 +112,12 @@ class Run:
 
     @property
     def stopped(self) -> bool:
-        """Whether a callback of the user's has ended it before its time."""
+        """Whether a callback of the user's has ended the run early."""
         return self.own.stopped
 
     @property
     def ended(self) -> bool:
-        """Whether nothing more is done with it but, where it was stopped, a summary written."""
+        """Whether the run is over; if it was stopped, its summary may still be written."""
         return self.stopped or self.summary is not None or self.error is not None
 
     @property

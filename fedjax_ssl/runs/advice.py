@@ -156,7 +156,7 @@ _COUNTED = {
 def describe_start(
     built: Built, split: str, template: ServerState, round: int, path: Path
 ) -> dict[str, str]:
-    """Say what is about to run, a line for each name.
+    """Describe the run that is about to start, a line for each name.
 
     Args:
         built: the run.
@@ -214,7 +214,7 @@ def _wrappers_in_words(config: ml_collections.ConfigDict) -> dict[str, str]:
 
 
 def saved_clients(number: int, count: int, template: ServerState, folder: Path) -> str:
-    """Say what the models of a round's clients will take.
+    """Say how much room the models of a round's clients take.
 
     Args:
         number: the round.

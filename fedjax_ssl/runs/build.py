@@ -55,7 +55,7 @@ class Experiment(NamedTuple):
 
 
 class Built(NamedTuple):
-    """What a run is made of, before anything is compiled.
+    """Dataset, federation, method and devices of a run, before anything is compiled.
 
     Attributes:
         experiment: config and dataset.
@@ -141,7 +141,8 @@ def _check_facts_of_all(config: ml_collections.ConfigDict, dataset: data.Dataset
 
 
 def drawing_of(experiment: Experiment) -> data.Drawing | None:
-    """Give what draws the federations of the config, whatever the key; None: a file has the split.
+    """Return the drawing that makes federations of the config from keys; None: a file has the
+    split.
 
     Raises:
         ConfigError: a setting cannot be used.
@@ -215,7 +216,7 @@ def build(
     numbers: Mapping[str, Array] | None = None,
     start: Start | None = None,
 ) -> Built:
-    """Build what a run is made of.
+    """Build federation, method and devices of a run.
 
     Args:
         experiment: config and dataset.
@@ -298,9 +299,7 @@ def facts_of(config: Any, federation: FederatedData) -> Facts:
 
 
 def fault_of(config: Any) -> Any:
-    """Return what faulty clients do, of a resolved config or a dictionary like one; None: there are
-    none.
-    """
+    """Return the fault of a resolved config, or of a dictionary like one; None: there is none."""
     section = config["faults"]
     with configs.naming("faults"):
         return FAULTS.build(section["name"], share=section["share"], factor=section["factor"])
@@ -383,7 +382,8 @@ def setup_of(
 def _protection(
     account: Account | None, config: dict[str, Any]
 ) -> Callable[[Recipe], Recipe] | None:
-    """Return what makes a method as private as the config says; None: it has no privacy.
+    """Return the function that makes a method as private as the config says; None: it has no
+    privacy.
 
     Args:
         account: of the run.
@@ -413,7 +413,7 @@ def round_key(config: ml_collections.ConfigDict, key: Key[Array, ""]) -> Key[Arr
 
 
 def account_of_run(config: ml_collections.ConfigDict, federation: FederatedData) -> Account | None:
-    """Return what the privacy of a run costs; None: it has none.
+    """Return the account of a run's privacy; None: it has none.
 
     Args:
         config: resolved.

@@ -61,7 +61,7 @@ Callback = Callable[[Block], bool | None]  # True: stop the run after this block
 
 
 class History:
-    """Knows the rows of a run as far as later decisions need them.
+    """Rows of a run, as far as later decisions need them.
 
     Attributes:
         rows: all rows, of which a few columns are kept.
@@ -81,7 +81,7 @@ class History:
 
     @property
     def last_is_best(self) -> bool:
-        """Whether the last row is that of the model which is chosen so far."""
+        """Whether the last row is that of the model chosen so far."""
         return bool(self.rows) and selected(self._config, self.rows) is self.rows[-1]
 
 

@@ -75,7 +75,7 @@ class Inputs(NamedTuple):
 
 
 class Advanced(NamedTuple):
-    """What a block of rounds has brought.
+    """Results of a block of rounds.
 
     Attributes:
         rows: metrics of each run. A metric by client is an array.
@@ -339,7 +339,7 @@ class Program:
 
     @property
     def choices(self) -> list[Choice]:
-        """How clients are placed in the blocks of rounds that are compiled so far."""
+        """Placements of clients in the blocks of rounds that are compiled so far."""
         return [
             choice
             for (kind, code, *_), found in self._compiled.items()

@@ -41,7 +41,7 @@ def start_digest(place: str) -> int:
 
 
 def earlier_of(config: ml_collections.ConfigDict) -> Earlier:
-    """Return what was spent before a private run began; nothing where it starts from random
+    """Return the private rounds before a private run began; nothing if it starts from random
     weights.
 
     Raises:

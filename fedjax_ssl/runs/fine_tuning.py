@@ -34,7 +34,7 @@ BATCH = 512  # examples per forward pass, at most
 
 
 class Tuned(NamedTuple):
-    """What came of fine-tuning."""
+    """Result of fine-tuning."""
 
     fields: dict[str, Any]  # for `summary.json`
     file: str  # content of `FILE`

@@ -124,7 +124,7 @@ def _predict(run: Run) -> list[one_shot.Predicted]:
 
 
 def _tell_end(run: Run, files: dict[str, Path]) -> None:
-    """Tell the result, and where the time went."""
+    """Print the result, and the time by part."""
     assert run.summary is not None
     run.progress.finish(run.summary, files)
     if run.of_clients:

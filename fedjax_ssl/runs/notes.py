@@ -26,7 +26,7 @@ from fedjax_ssl.runs.summary import asks_for_selection
 
 
 def quiet_notes(run: Run) -> Iterator[str]:
-    """List what a person is told also where a run prints no report: in a sweep, in a notebook."""
+    """List the notes that are shown even if a run prints no report: in a sweep, in a notebook."""
     yield from _of_settings(run)
     if run.privacy is not None and run.config.rounds:
         yield from run.privacy.beyond()
@@ -39,7 +39,7 @@ def _of_settings(run: Run) -> Iterator[str]:
 
 
 def start_notes(run: Run) -> Iterator[str]:
-    """List what a person is told before the first block."""
+    """List the notes before the first block."""
     config = run.config
     built = run.built
     yield built.experiment.standardization
@@ -88,7 +88,7 @@ def _notes_of_saved_clients(run: Run, number: int) -> Iterator[str]:
 
 
 def about_data(built: Built, template: ServerState, names: Sequence[str]) -> list[str]:
-    """Find what of the data is not used, not tested, or seen alone by batch norm, a sentence each.
+    """Find data that are not used, not tested, or seen alone by batch norm, a sentence each.
 
     Args:
         built: the run.
@@ -147,7 +147,7 @@ def _alone(built: Built, names: Sequence[str]) -> list[str]:
 
 
 def about_training(built: Built) -> Iterator[str]:
-    """Find what of the training may not be meant, a sentence each.
+    """Find settings of the training that may not be meant, a sentence each.
 
     Args:
         built: the run.

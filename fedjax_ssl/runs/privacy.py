@@ -51,7 +51,7 @@ class PrivateRun(Protocol):
 
 
 class Mechanism(Protocol):
-    """Settings of what hides clients or examples; its numbers may be traced."""
+    """Settings of the mechanism that hides clients or examples; its numbers may be traced."""
 
     noise: Any  # None: solved for the budget
 
@@ -61,7 +61,7 @@ class Mechanism(Protocol):
     def account(
         self, sizes: tuple[int, int], labelled: tuple[int, int], config: Any, earlier: Earlier
     ) -> Account:
-        """Return what a run costs.
+        """Return the account of a run's costs.
 
         Args:
             sizes: clients of the federation that train, and of a round on average.

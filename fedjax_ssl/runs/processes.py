@@ -242,7 +242,7 @@ class Team:
 
     @property
     def name(self) -> str:
-        """This process in words."""
+        """Name of this process."""
         return name_of(self.index, self.count)
 
     @property
@@ -522,7 +522,7 @@ def _join(chosen: Settings) -> None:
 
 
 def _check_port(port: int) -> None:
-    """Return the runtime of jax 0.10 crashes where it cannot have its port."""
+    """Fail early if the port is taken: jax 0.10 would crash."""
     both = socket.has_dualstack_ipv6()
     try:
         socket.create_server(

@@ -194,7 +194,7 @@ def _without_what_is_gone(config: ml_collections.ConfigDict) -> ml_collections.C
 
 
 class _Start(NamedTuple):
-    """Where a run begins, the same in all processes."""
+    """Start of a run: its state and round, the same in all processes."""
 
     program: Program  # with what is not trained as the run began with it
     template: ServerState  # shapes and types
@@ -233,7 +233,7 @@ def _start(program: Program, shared: Shared, folder: RunFolder | None, team: Tea
 
 
 def _tell(run: Run) -> None:
-    """Say and write what is about to run."""
+    """Print and store the facts of a run before it starts."""
     say = run.progress.note
     told = advice.describe_start(run.built, run.program.split, run.template, run.round, run.path)
     run.progress.start(told)

@@ -48,8 +48,8 @@ def rank_within(key: PRNGKey, group: Ids, order: Ids | None = None) -> Ids:
 
 
 def count_groups(group: Ids, num_groups: int) -> Int[Array, " G"]:
-    """Return how many entries of `group` equal 0, 1, ..., num_groups-1 (int32); other values
-    are not counted.
+    """Count the entries of `group` that equal 0, 1, ..., num_groups-1 (int32); other values are
+    not counted.
     """
     group = jnp.where((group >= 0) & (group < num_groups), group, num_groups)
     return jnp.zeros(num_groups + 1, jnp.int32).at[group].add(1)[:num_groups]
@@ -61,7 +61,7 @@ def draw_within(
     quota: Int[Array, " C"],
     group: Ids | None = None,
 ) -> Mask:
-    """Draws so many examples of every cell; of groups as many as come nearest, and never all of a
+    """Draw so many examples of every cell; of groups as many as come nearest, and never all of a
     cell's.
 
     Args:
@@ -99,8 +99,8 @@ def with_their_groups(chosen: Mask, group: Ids | None) -> Mask:
 def largest_remainder(
     shares: Float[Array, "*rows C"], totals: Int[Array, "*rows"], key: PRNGKey | None = None
 ) -> Int[Array, "*rows C"]:
-    """Whole numbers as close to `totals * shares` as possible that add up to `totals` (Hamilton's
-    method).
+    """Return whole numbers as close to `totals * shares` as possible that add up to `totals`
+    (Hamilton's method).
 
     Args:
         shares: non-negative weights, in any scale; a row of zeros counts as equal shares.
@@ -142,8 +142,8 @@ def equal_part(place: Ids, total: Int[Array, ""], parts: int) -> Ids:
 
 
 def deal(key: PRNGKey, group: Ids, counts: Int[Array, "C G"]) -> Ids:
-    """Deals the examples of every group to clients at random, so that client c gets counts[c, g] of
-    group g.
+    """Deal the examples of every group to clients at random, so that client c gets counts[c, g]
+    of group g.
 
     Args:
         key: typed PRNG key.
@@ -167,7 +167,7 @@ def deal(key: PRNGKey, group: Ids, counts: Int[Array, "C G"]) -> Ids:
 
 
 def deal_again(key: PRNGKey, group: Ids, counts: Int[Array, "C G"]) -> tuple[Ids, Ids]:
-    """Goes on with `deal` where a group has run out: its examples are dealt again, in the same
+    """Go on with `deal` where a group has run out: its examples are dealt again, in the same
     order.
 
     Args:

@@ -45,7 +45,7 @@ class WeakLabels:
 
     @property
     def has_known_correspondence(self) -> Bool[Array, " C"]:
-        """Clients with coarse labels of which is known how they go with the classes."""
+        """Clients with coarse labels whose correspondence to classes is known."""
         return self.has_coarse & jnp.any(self.matrix > 0, axis=(-2, -1))
 
 
@@ -108,7 +108,7 @@ class FederatedData:
 
     @property
     def observed_by_clients(self) -> Int[Array, "C n"]:
-        """Returns what every client sees of the class of its examples, -1 = nothing or padding.
+        """Return the class labels that each client sees of its examples, -1 = none or padding.
 
         An example that several clients have, or one client twice, may have a label in one place and
         none in another.
@@ -160,8 +160,8 @@ class FederatedData:
         }
 
     def kinds(self) -> tuple[str, ...]:
-        """Kinds of labels: clients' class "labels", the "server"'s, "coarse" labels, "sets"; not
-        in jit.
+        """Return the kinds of labels: clients' class "labels", the "server"'s, "coarse" labels,
+        "sets"; not in jit.
         """
         weak = self._weak_summary()
         counts = {
@@ -189,8 +189,8 @@ def real_rows(table: Array | np.ndarray, count: Array | np.ndarray) -> Int[np.nd
 
 
 def what_is_compared(dataset: "Dataset", data: FederatedData) -> dict[str, Any]:
-    """Give what runs have in common that are compared seed by seed: their test examples, and how
-    many labels they saw.
+    """Return the facts that make runs comparable seed by seed: their test examples, and the
+    number of labels they saw.
 
     Args:
         dataset: that the federation was made of, as it was read.
@@ -342,7 +342,7 @@ def validate(data: FederatedData, truth_required: bool = True) -> None:
 
 
 def rounds_of_a_part(parts: int, given: int | None, num_rounds: int) -> int:
-    """Return how many rounds a part is there for; the last one stays to the end.
+    """Return the number of rounds of a part; the last one stays to the end.
 
     Args:
         parts: T.
@@ -353,8 +353,8 @@ def rounds_of_a_part(parts: int, given: int | None, num_rounds: int) -> int:
 
 
 def natural_names(dataset: "Dataset") -> list[str]:
-    """Names of the dataset's own clients that have training examples, in their order; none: an
-    empty list.
+    """Return the names of the dataset's own clients that have training examples, in their order;
+    none: an empty list.
     """
     if dataset.train.client is None:
         return []
@@ -379,8 +379,8 @@ def client_number(names: Sequence[str], client: int | str) -> int | None:
 
 
 def client_names(dataset: "Dataset", federation: FederatedData, natural: bool = True) -> list[str]:
-    """Names of all clients of a federation, those that train and those that only have test
-    examples.
+    """Return the names of all clients of a federation, those that train and those that only have
+    test examples.
 
     Args:
         dataset: that the federation was made of.

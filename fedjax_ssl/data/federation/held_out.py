@@ -33,7 +33,7 @@ def _field(default: Any, meaning: str, allowed: Declaration | None = None) -> An
 
 @dataclasses.dataclass(frozen=True)
 class HeldOut:
-    """Examples to hold out of training; the fields of `config.data` that say so are made of these.
+    """Examples to hold out of training; its fields are settings of `config.data`.
 
     The test set is the dataset's own, unless one of the first four fields asks for another one,
     which is then taken from the training examples instead. Validation examples and those of
@@ -97,8 +97,8 @@ class HeldOut:
         return held > 0 and held >= self.fewest_validation
 
     def check(self, name: str, num_natural: int, in_groups: bool) -> None:
-        """Raise ValueError where that cannot be taken from the dataset `name` with
-        `num_natural` clients.
+        """Raise ValueError if the dataset `name` with `num_natural` clients does not have these
+        examples.
         """
         given = []
         for field in dataclasses.fields(self):
@@ -154,7 +154,7 @@ class HeldOut:
         check_class_counts(class_counts, sum(asked), who, "lower them")
 
     def in_pools(self, key: PRNGKey, labels: Ids, num_train: int) -> tuple[Mask, Mask, Mask]:
-        """Cuts every class into pools.
+        """Cut every class into pools.
 
         Args:
             key: shuffles each class.
@@ -176,8 +176,8 @@ class HeldOut:
         return held, held & is_valid, held & ~is_valid & (place < train + valid + test)
 
     def own_test_examples(self, dataset: Dataset) -> Int[np.ndarray, " t"]:
-        """Rows of the dataset's own test split that are test examples: all, or those of the
-        client left out.
+        """Return the rows of the dataset's own test split that are test examples: all, or those
+        of the client left out.
         """
         test = dataset.test
         if test is None and self.balanced_test:
@@ -251,7 +251,7 @@ def stratified(
     share: float,
     in_group: Ids | None = None,
 ) -> Mask:
-    """Draws a random share of the available labelled examples, the same of every class up to
+    """Draw a random share of the available labelled examples, the same of every class up to
     rounding.
 
     Args:
@@ -275,8 +275,8 @@ def stratified(
 def balanced_test_examples(
     key: PRNGKey, labels: Int[np.ndarray, " t"], num_clients: int, num_classes: int
 ) -> tuple[Int[Array, " T"], Int[Array, " T"]]:
-    """Test examples for each client: floor(t / C / K) of every class, drawn anew from all of them
-    (FedUL's code).
+    """Draw test examples for each client: floor(t / C / K) of every class, drawn anew from all
+    of them (FedUL's code).
 
     Accuracy over the result is the mean over clients of the accuracy on class-balanced test sets,
     which overlap.
@@ -310,7 +310,7 @@ def balanced_test_examples(
 def clients_of_own_test(
     dataset: Dataset, rows: Int[np.ndarray, " t"], holder: Ids, num_clients: int
 ) -> tuple[Int[Array, " t"], int]:
-    """Return whose the dataset's own test examples are, where clients are natural.
+    """Return the client of each of the dataset's own test examples, where clients are natural.
 
     Args:
         dataset: with a test split.

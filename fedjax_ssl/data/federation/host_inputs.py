@@ -177,7 +177,7 @@ class HostInputs:
         return 0 if is_mapped(self._parts[0]) else self._parts[0].nbytes
 
     def bytes_of(self, rows: int) -> int:
-        """Bytes of so many inputs on a device, without the places of all N rows."""
+        """Return the bytes of so many inputs on a device, without the places of all N rows."""
         return rows * int(np.prod(self.shape[1:])) * self.dtype.itemsize
 
     def read(self, rows: Int[np.ndarray, " m"], width: int) -> np.ndarray:
@@ -260,8 +260,8 @@ def load_examples(
 
 
 def _rows_for_evaluation(federation: FederatedData) -> Int[np.ndarray, " m"]:
-    """Rows of test, validation and server examples, and row 0, to which padding points; in
-    increasing order.
+    """Return the rows of test, validation and server examples, and row 0, to which padding
+    points; in increasing order.
     """
     kinds = ("test", "valid", "server")
     rows = [

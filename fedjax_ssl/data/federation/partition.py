@@ -42,7 +42,7 @@ from fedjax_ssl.registry import Registry
 
 
 def natural() -> Partition:
-    """Return the dataset's own clients; with fewer `num_clients` a random subset, the rest of the
+    """Use the dataset's own clients; with fewer `num_clients` a random subset, the rest of the
     data unused.
     """
 
@@ -236,8 +236,8 @@ def _permutation(key: PRNGKey, size: int) -> Int[Array, " size"]:
 
 @jax.jit
 def _skip_full(shares: Float[Array, "K C"], totals: Int[Array, " K"]) -> Float[Array, "K C"]:
-    """Return how many of every class each client gets, where those that hold an equal part by
-    then get none.
+    """Return the counts of every class that each client gets, where those that hold an equal
+    part by then get none.
     """
     num_clients = shares.shape[1]
     full = -(-totals.sum(dtype=jnp.int32) // num_clients)
@@ -254,7 +254,7 @@ def _skip_full(shares: Float[Array, "K C"], totals: Int[Array, " K"]) -> Float[A
 
 @jax.jit
 def _fit_margins(mixes: Float[Array, "C K"], totals: Float[Array, " K"]) -> Float[Array, "C K"]:
-    """Scales columns to add up to `totals` and rows to equal parts, in turn (Deming and Stephan,
+    """Scale columns to add up to `totals` and rows to equal parts, in turn (Deming and Stephan,
     1940).
     """
 
@@ -269,7 +269,8 @@ def _fit_margins(mixes: Float[Array, "C K"], totals: Float[Array, " K"]) -> Floa
 def _balanced_choice(
     key: PRNGKey, num_classes: int, num_clients: int, classes: int
 ) -> Int[Array, "C m"]:
-    """`classes` different classes for every client, every class equally often to within one.
+    """Choose `classes` different classes for every client, every class equally often to within
+    one.
 
     Random permutations of all classes are laid end to end and cut into clients. A client whose cut
     lies across two permutations already has some classes from the first; the second then starts

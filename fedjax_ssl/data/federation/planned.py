@@ -30,7 +30,9 @@ class Compared(NamedTuple):
 
 
 def compared(dataset: Dataset) -> Compared:
-    """Return what a plan compares where there is no network: inputs, or stored features."""
+    """Return the values that a plan compares where there is no network: inputs, or stored
+    features.
+    """
     normalize = normalizer(dataset)
     stored = dataset.train.x if dataset.views is None else dataset.train.x[:, 0]
     return Compared(stored, lambda raw: normalize(raw).reshape(len(raw), -1))
@@ -42,7 +44,8 @@ def planned(
     strategy: Strategy = "influence",
     points: Compared | None = None,
 ) -> Supervision:
-    """Return the labels that a plan asks for, which knows inputs or stored features and no class.
+    """Give labels to the examples that a plan asks for, which knows inputs or stored features
+    and no class.
 
     Held-out examples are no points of the plan's graph.
 

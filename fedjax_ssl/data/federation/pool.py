@@ -154,7 +154,9 @@ def check_class_counts(
 
 
 def class_or_unlabelled(pool: Pool) -> Ids:
-    """Class of every example of the pool, K for those without a label, -1 outside the pool."""
+    """Return the class of every example of the pool, K for those without a label, -1 outside the
+    pool.
+    """
     group = jnp.where(pool.labels >= 0, pool.labels, pool.facts.num_classes)
     return jnp.where(pool.available, group, -1)
 
@@ -176,7 +178,7 @@ def deal_classes(key: PRNGKey, pool: Pool, shares: Float[Array, "C K"], balanced
 
 
 def deal_unlabelled(key: PRNGKey, pool: Pool, each: int | None = None) -> Ids:
-    """Deals examples without a label evenly, all of them or `each` to every client."""
+    """Deal examples without a label evenly, all of them or `each` to every client."""
     group = jnp.where(pool.available & (pool.labels < 0), 0, -1)
     if each is not None:
         return deal(key, group, jnp.full((pool.facts.num_clients, 1), each, jnp.int32))

@@ -229,7 +229,7 @@ def class_counts(
 def _by_offset(
     facts: Facts, name: str, given: tuple[int, ...] | Float[np.ndarray, " K"]
 ) -> Shaped[np.ndarray, "C K"]:
-    """Numbers by offset from the client's preferred class, as a table."""
+    """Return numbers by offset from the client's preferred class, as a table."""
     if len(given) not in (1, facts.num_classes):
         raise ValueError(
             f"{name} has {len(given)} entries, the data have {facts.num_classes} classes; give "
@@ -322,8 +322,8 @@ def paired_dirichlet(alpha: Positive, labels_per_class: Count) -> Partition:
 def _class_draws(
     key: PRNGKey, rows: Float[np.ndarray, "C K"], number: Int[Array, ""], most: int
 ) -> Int[Array, "C K"]:
-    """How often each class comes up in `number` independent draws of every client from its row,
-    at most `most / C`.
+    """Count each class in `number` independent draws of every client from its row, at most `most
+    / C`.
     """
     ends = jnp.asarray(np.cumsum(rows, axis=1)[:, :-1], jnp.float32)
     place = jnp.arange(max(most // len(rows), 1), dtype=jnp.int32)
@@ -342,8 +342,8 @@ def own_class(
     cut: bool = True,
     reuse: bool = False,
 ) -> Partition:
-    """FedRGD's non-iid split: client c first gets examples of class c mod K, then of what all
-    classes leave.
+    """FedRGD's non-iid split: client c first gets examples of class c mod K, then a share of the
+    remaining ones of all classes.
 
     With own_part="size", the share of its own class is skew + (1 - skew) / K on average, and the
     mean total variation distance of the class shares of two clients of different classes is `skew`,
@@ -369,8 +369,8 @@ def own_class(
     def own_parts(
         pool: Pool,
     ) -> tuple[int, int, Int[Array, " B"], Int[Array, " B"], Int[Array, "B K"]]:
-        """Return what is dealt first: clients of a base, bases, their sizes, their own examples,
-        the same by class.
+        """Return the first part of the deal: clients of a base, bases, their sizes, their own
+        examples, the same by class.
         """
         num_clients = pool.facts.num_clients
         num_classes = pool.facts.num_classes
@@ -428,7 +428,7 @@ _SMALLER = 0.25  # share of a slice that its smaller client has at least
 
 
 def deal_to_pairs(key: PRNGKey, group: Ids, num_groups: int, num_clients: int, alpha: float) -> Ids:
-    """Deals examples to equal clients whose class mixes differ.
+    """Deal examples to equal clients whose class mixes differ.
 
     All examples in random order are cut into equal slices, one per pair of clients. In a slice,
     each class in turn is split by shares from Dir(alpha, alpha), but a client that holds half of
@@ -469,8 +469,8 @@ def deal_to_pairs(key: PRNGKey, group: Ids, num_groups: int, num_clients: int, a
 
 
 def _even_enough(shares: Float[Array, "S D G 2"], counts: Int[Array, "S G"]) -> Int[Array, "S G"]:
-    """Return how many of every class the first client of each slice gets, by the first draw
-    that is even enough.
+    """Return the counts of every class that the first client of each slice gets, by the first
+    draw that is even enough.
     """
     size = counts.sum(axis=1, dtype=jnp.int32)
 

@@ -120,7 +120,7 @@ def report(
 
 
 def _summary(data: FederatedData, counts: dict[str, Int[np.ndarray, "C K1"]]) -> str:
-    """Say in a line how many examples are where, and what is known of them."""
+    """Write a line with the numbers of examples by place, and with what is known of them."""
     summary = data.summary()
     weak = "".join(
         f", {counts[what].sum()} {words}" for what, words in _WEAK.items() if what in counts
@@ -143,7 +143,9 @@ def _summary(data: FederatedData, counts: dict[str, Int[np.ndarray, "C K1"]]) ->
 
 
 def _histogram(counts: Int[np.ndarray, " K"]) -> str:
-    """One character per class: blank for none, higher for more; anything above zero is visible."""
+    """Return one character per class: blank for none, higher for more; anything above zero is
+    visible.
+    """
     height = np.ceil(counts / max(counts.max(), 1) * (len(_BARS) - 1)).astype(int)
     return "|" + "".join(_BARS[level] for level in height) + "|"
 
@@ -178,7 +180,8 @@ _LEFT_OUT = {
 def lacking(
     what: str, names: Sequence[str], tested: Int[np.ndarray, " t"], kind: str = "test"
 ) -> list[str]:
-    """Find what no test example has where others have some: a sentence, or none.
+    """Name classes and clients that no test example has while others have some: a sentence, or
+    none.
 
     Args:
         what: "class" or "client".

@@ -302,7 +302,7 @@ def _widths(data: FederatedData) -> tuple[int, int, int, int, int, int]:
 
 
 def _owner_of_tests(data: FederatedData, count: int) -> Int[np.ndarray, " T"]:
-    """Return the client that each of the first `count` test examples belongs to."""
+    """Return the client that owns each of the first `count` test examples."""
     if data.owned_test:
         return np.asarray(data.test_client)[:count]
     return np.full(count, _NOBODY)

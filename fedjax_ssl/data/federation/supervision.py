@@ -172,7 +172,7 @@ class Supervision(NamedTuple):
         return num_clients if self.labelled_clients is None else self.labelled_clients
 
     def _place(self, key: PRNGKey, num_clients: int) -> Int[Array, " C"]:
-        """In which order clients are given labels, coarse labels and sets."""
+        """Return the order in which clients are given labels, coarse labels and sets."""
         if self.which == "random" and (self.labelled_clients is not None or self.weak):
             return rank_within(named_key(key, "clients"), jnp.zeros(num_clients, jnp.int32))
         return int_range(num_clients)
@@ -196,7 +196,7 @@ def no_labels() -> Supervision:
 
 
 def per_client(labels: Count, class_balanced: bool = False) -> Supervision:
-    """Return the same number of labels at every client.
+    """Give every client the same number of labels.
 
     Args:
         labels: labels of each client, >= 1.
@@ -238,8 +238,8 @@ def circulant(label_counts: Annotated[Sequence[int], Whole(0)]) -> Supervision:
 
 
 def fraction(fraction: Annotated[float, In("(0, 1]")], class_balanced: bool = False) -> Supervision:
-    """Return a share of each client's examples keeps its labels, rounded to the nearest number and
-    at least one.
+    """Keep the labels of a fixed fraction of each client's examples, rounded to the nearest
+    number and at least one.
 
     Args:
         fraction: in (0, 1].
@@ -338,7 +338,7 @@ def class_pairs(labels: Annotated[int, Whole(2)]) -> Supervision:
 
 
 def dealt() -> Supervision:
-    """Return the labels of those examples that the partition dealt as labelled ones
+    """Keep the labels of the examples that the partition dealt as labelled ones
     (`paired_dirichlet`, `class_counts`).
     """
 
@@ -354,8 +354,8 @@ def dealt() -> Supervision:
 
 
 def server(labels: Annotated[int | None, Whole()] = None, at_clients: bool = False) -> Supervision:
-    """Return the server holds floor(labels / K) labelled examples of every class; they leave the
-    clients, who see none.
+    """Move floor(labels / K) examples of each class to the server, with their labels; clients
+    see none.
 
     Args:
         labels: at the server; by default all examples that have a label.
@@ -409,8 +409,8 @@ def sets(
 
 
 def as_given(test_prior: Prior = "sets") -> Supervision:
-    """Return what came with the dataset: its labels, its coarse labels, its sets with their class
-    shares (a CSV file).
+    """Keep the labels that came with the dataset: class labels, coarse labels, and sets with
+    their class shares (a CSV file).
 
     Args:
         test_prior: class shares at test time: "sets", as the sets add up to, "train" or "uniform".
@@ -523,8 +523,8 @@ def _rank_in_client(
     class_balanced: bool,
     among: Mask | None = None,
 ) -> Ids:
-    """Random place within the client; `class_balanced`: classes take turns, in random order in
-    every turn.
+    """Return a random place within the client; `class_balanced`: classes take turns, in random
+    order in every turn.
     """
     eligible = holdings.eligible
     if among is not None:

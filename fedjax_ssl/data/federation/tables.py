@@ -104,7 +104,7 @@ def _roomy(count: int) -> int:
 
 @partial(jax.jit, static_argnames=("num_clients", "widths"))
 def tabulate(roles: Roles, labels: Ids, *, num_clients: int, widths: Widths) -> dict[str, Any]:
-    """All index tables and counts of a federation, by the names of `FederatedData`."""
+    """Make all index tables and counts of a federation, by the names of `FederatedData`."""
     entries = roles.entries
     labelled = entries.labelled
     weak = roles.weak

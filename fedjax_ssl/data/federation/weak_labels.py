@@ -107,7 +107,9 @@ def coarse_labels(correspondence: str, overlap: float = 0.0) -> WeakRule:
 
 
 def drawn_observations(key: PRNGKey, logits: Float[Array, "N O"]) -> Ids:
-    """One observation for every example; it depends on the key and the example's place alone."""
+    """Draw one observation for every example; it depends on the key and the example's place
+    alone.
+    """
     keys = jax.vmap(lambda row: jax.random.fold_in(key, row))(int_range(logits.shape[0]))
     return jax.vmap(jax.random.categorical)(keys, logits).astype(jnp.int32)
 
@@ -139,8 +141,8 @@ def _coarse(
     matrices: Float[np.ndarray, "S J K"],
     space: Int[Array, " C"] | None = None,
 ) -> Observed:
-    """Coarse labels of every member, in one of S label spaces, padded with rows of 0; by default
-    in the first.
+    """Return coarse labels of every member, in one of S label spaces, padded with rows of 0; by
+    default in the first.
     """
     members = holdings.members
     client = holdings.client
@@ -160,7 +162,7 @@ def _coarse(
 
 
 def _entries(holdings: Holdings, there: Mask, observation: Ids) -> Entries:
-    """One entry of its holder for every example that is `there`."""
+    """Make one entry of its holder for every example that is `there`."""
     rows = int_range(there.shape[0])
     return Entries(jnp.where(there, holdings.client, -1), rows, jnp.where(there, observation, -1))
 
@@ -240,8 +242,8 @@ def _padded(observed: Observed, num_rows: int) -> Observed:
 def shares_of_sets(
     weak: WeakLabels, entries: Entries, counted: Bool[Array, " E"]
 ) -> Float[Array, "C O"]:
-    """Share of every set in what trains as members of sets, which examples with a class label do
-    not; 1 elsewhere.
+    """Return the share of every set among the examples that train as members of sets, which
+    examples with a class label do not; 1 elsewhere.
     """
     num_clients, num_sets = weak.share.shape
     slot = jnp.where(counted, entries.client * num_sets + entries.observation, -1)
@@ -252,8 +254,8 @@ def shares_of_sets(
 def perturbed_shares(
     key: PRNGKey, shares: Float[Array, "C O K"], noise: float
 ) -> Float[Array, "C O K"]:
-    """Class shares as somebody who counted badly would report them; the paper's formula is lost,
-    this one is ours.
+    """Return class shares with errors of counting; the paper's formula is lost, this one is
+    ours.
 
     Args:
         key: typed PRNG key.
@@ -269,7 +271,7 @@ def perturbed_shares(
 
 
 def normalized(values: Float[Array, "*rows n"]) -> Float[Array, "*rows n"]:
-    """Rows divided by their sums; rows of zeros stay."""
+    """Return the rows divided by their sums; rows of zeros stay."""
     total = values.sum(axis=-1, keepdims=True)
     return jnp.where(total > 0, values / jnp.where(total > 0, total, 1.0), 0.0)
 
@@ -282,8 +284,8 @@ def _shares(values: Array, axis: int) -> Array:
 def unlabelled_sets(
     counts: tuple[int, ...], protocol: Protocol = "dealt", shared: bool = False
 ) -> WeakRule:
-    """Cuts the examples of every client into sets of known, different class shares (FedUL, section
-    7 of its code).
+    """Cut the examples of every client into sets of known, different class shares (FedUL,
+    section 7 of its code).
 
     Set m wants the shares U[0.1, 1), that of class m mod K multiplied by 10, normalized. What the
     method is told are the shares that came out, not those wanted.
@@ -350,8 +352,8 @@ def unlabelled_sets(
 def realized_shares(
     entries: Entries, labels: Ids, num_clients: int, num_sets: int, num_classes: int
 ) -> tuple[Float[Array, "C O K"], Float[Array, "C O"]]:
-    """Class shares of every set as it came out, and the share of every set in its client's
-    examples.
+    """Return the class shares of every set as it came out, and the share of every set in its
+    client's examples.
     """
     truth = labels[entries.row]
     real = (entries.client >= 0) & (entries.observation >= 0) & (truth >= 0)

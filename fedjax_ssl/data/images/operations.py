@@ -27,12 +27,12 @@ def identity(images: Images) -> Images:
 
 
 def invert(images: Images) -> Images:
-    """Every value v becomes 255 - v."""
+    """Replace every value v by 255 - v."""
     return LARGEST - images
 
 
 def autocontrast(images: Images) -> Images:
-    """Stretches every channel to 0..255; a channel of one value stays."""
+    """Stretch every channel to 0..255; a channel of one value stays."""
     lowest = jnp.min(images, axis=(2, 3), keepdims=True)
     width = jnp.max(images, axis=(2, 3), keepdims=True) - lowest
     # Adding one half keeps a quotient of whole numbers on its side of the next one, whatever the
@@ -42,7 +42,7 @@ def autocontrast(images: Images) -> Images:
 
 
 def equalize(images: Images) -> Images:
-    """Spreads the values of every channel evenly, by the number of its pixels below each value."""
+    """Spread the values of every channel evenly, by the number of its pixels below each value."""
     count, channels, height, width = images.shape
     rows = count * channels
     # Within the table even where a value is NaN.
@@ -66,7 +66,7 @@ def posterize(images: Images, step: Strengths) -> Images:
 
 
 def solarize(images: Images, threshold: Strengths) -> Images:
-    """Inverts values from a threshold on."""
+    """Invert values from a threshold on."""
     return jnp.where(images < _each(threshold), images, LARGEST - images)
 
 
@@ -126,7 +126,7 @@ def move(images: Images, coefficients: Int[Array, "n 6"], fill: Float[np.ndarray
 
 
 def rotation(degrees: Float[np.ndarray, " L"], height: int, width: int) -> Int[np.ndarray, "L 6"]:
-    """Coefficients of `move` for a turn about the centre, counter-clockwise."""
+    """Return the coefficients of `move` for a turn about the centre, counter-clockwise."""
     angle = -np.radians(degrees)
     cosine = np.round(np.cos(angle), 15)
     sine = np.round(np.sin(angle), 15)
@@ -136,8 +136,8 @@ def rotation(degrees: Float[np.ndarray, " L"], height: int, width: int) -> Int[n
 
 
 def shear(amount: Float[np.ndarray, " L"], axis: int) -> Int[np.ndarray, "L 6"]:
-    """Coefficients of `move` for a shear that leaves the corner at the top left; axis 1: x, axis
-    0: y.
+    """Return the coefficients of `move` for a shear that leaves the corner at the top left; axis
+    1: x, axis 0: y.
     """
     one = np.ones_like(amount)
     zero = np.zeros_like(amount)
@@ -145,8 +145,8 @@ def shear(amount: Float[np.ndarray, " L"], axis: int) -> Int[np.ndarray, "L 6"]:
 
 
 def translation(pixels: Float[np.ndarray, " L"], axis: int) -> Int[np.ndarray, "L 6"]:
-    """Coefficients of `move` for a shift, to the left or up where positive; axis 1: x, axis 0:
-    y.
+    """Return the coefficients of `move` for a shift, to the left or up where positive; axis 1:
+    x, axis 0: y.
     """
     one = np.ones_like(pixels)
     zero = np.zeros_like(pixels)
@@ -194,7 +194,7 @@ def shear_smoothly(
 
 
 def shear_offsets(amount: Float[np.ndarray, " L"], rows: int) -> Float[np.ndarray, "L H 2"]:
-    """Return how far the rows move, of `shear_smoothly`: whole pixels and the part above them."""
+    """Return the offset of each row in `shear_smoothly`: whole pixels and the part above them."""
     offset = amount[:, None] * (np.arange(rows) + 0.5)
     return np.stack([np.floor(offset), offset - np.floor(offset)], axis=-1).astype(np.float32)
 
@@ -206,7 +206,7 @@ def cutout(
     fill: Float[np.ndarray, " C"],
     full: bool = True,
 ) -> Images:
-    """Hides a square.
+    """Hide a square.
 
     Args:
         images: planes.
@@ -252,7 +252,9 @@ def _blend(other: Array, images: Images, factor: Strengths) -> Images:
 
 
 def _fixed_point(*coefficients: Float[np.ndarray, " L"]) -> Int[np.ndarray, "L 6"]:
-    """Coefficients in fixed point; those of the constant include the middle of the pixel."""
+    """Return the coefficients in fixed point; those of the constant include the middle of the
+    pixel.
+    """
     x_x, x_y, x_1, y_x, y_y, y_1 = coefficients
     terms = x_x, x_y, x_1 + x_x * 0.5 + x_y * 0.5, y_x, y_y, y_1 + y_x * 0.5 + y_y * 0.5
     fixed = [np.floor(term * 2.0**_POINT + 0.5) for term in terms]

@@ -24,7 +24,7 @@ CIFAR_MEAN = (125.0, 123.0, 114.0)
 
 
 class Choice(NamedTuple):
-    """One operation that may be drawn."""
+    """Operation that may be drawn, with its strengths."""
 
     operation: str  # operation of `random_augment.OPERATIONS`
     # One per level, or a single one for all levels; none where the operation has no strength.

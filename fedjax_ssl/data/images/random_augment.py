@@ -111,7 +111,7 @@ def random_augment(
 
 
 def draw(key: PRNGKey, policy: Policy, size: int, groups: int) -> Draws:
-    """Draws for a batch of `size` images in `groups` groups."""
+    """Draw for a batch of `size` images in `groups` groups."""
     options = jnp.asarray(policy.levels, jnp.uint32)
     chosen = jax.random.bits(named_key(key, "levels"), (size,)) % jnp.uint32(len(policy.levels))
     levels = options[chosen]
@@ -146,8 +146,8 @@ def _spots(key: PRNGKey, size: int) -> Float[Array, "n 2"]:
 
 
 def branch(choice: Choice, height: int, width: int, channels: int) -> Branch:
-    """One operation with its strengths: entry 2 k is level k, entry 2 k + 1 the same with the
-    other sign.
+    """Make a branch of one operation with its strengths: entry 2 k is level k, entry 2 k + 1 the
+    same with the other sign.
     """
     name = choice.operation
     if name in _PLAIN:
@@ -169,7 +169,7 @@ def branch(choice: Choice, height: int, width: int, channels: int) -> Branch:
 
 
 def _strengths(choice: Choice, height: int, width: int) -> Shaped[np.ndarray, "L ..."]:
-    """Arguments of an operation, for both signs of every level."""
+    """Return the arguments of an operation, for both signs of every level."""
     name = choice.operation
     amounts = np.repeat(np.asarray(choice.amounts, np.float64), 2)
     if choice.signed:

@@ -28,7 +28,7 @@ def check_images(images: Stored) -> None:
 
 
 def no_augmentation() -> Augmentation:
-    """Images as they are."""
+    """Leave the images as they are."""
     return lambda key, images: images
 
 
@@ -55,7 +55,7 @@ class FartherShift(Shift):
 
 
 def shift(by: Shift) -> Augmentation:
-    """Return the translation by whole pixels, uniform in [-pixels, pixels] in each direction.
+    """Translate by whole pixels, uniform in [-pixels, pixels] in each direction.
 
     Args:
         by: how far, and what comes in.
@@ -74,7 +74,7 @@ def crop_flip(by: FartherShift) -> Augmentation:
 
 
 def flip() -> Augmentation:
-    """Return a horizontal flip of every second image on average."""
+    """Flip every second image horizontally, on average."""
 
     def augment(key: PRNGKey, images: Stored) -> Stored:
         check_images(images)
@@ -106,8 +106,8 @@ def translate(
     value: Annotated[float, In("[0, 1]")] = 0.5,
     input_max: float = 255.0,
 ) -> Augmentation:
-    """Return the translation by any part of the side up to `share` in each direction, linear
-    between pixels, and a flip.
+    """Translate by any part of the side up to `share` in each direction, linear between pixels,
+    and flip.
 
     The weak view of FixMatch in ProtoFSSL's baselines.
 
@@ -189,7 +189,7 @@ def flamby(input_max: float = 255.0) -> Augmentation:
         count, height, width, _ = images.shape
 
         def drawn(name: str, part: str) -> Float[Array, "n 1 1 1"]:
-            """Draws from [-1, 1] where the part changes the image, else 0."""
+            """Draw from [-1, 1] where the part changes the image, else 0."""
             value = jnp.where(_bits(key, part, count) % 2 == 0, _uniform(key, name, count), 0.0)
             return value[:, None, None, None]
 
@@ -231,7 +231,7 @@ def _enlarging(side: int, size: int) -> Float[Array, "size side"]:
 
 
 def _places(key: PRNGKey, name: str, count: int, size: int, side: int) -> Int[Array, "count side"]:
-    """For every image a window of `side` neighbouring places among `size`, each as likely."""
+    """Draw for every image a window of `side` neighbouring places among `size`, each as likely."""
     first = (_bits(key, name, count) % jnp.uint32(size - side + 1)).astype(jnp.int32)
     return first[:, None] + jnp.arange(side, dtype=jnp.int32)
 
@@ -241,7 +241,7 @@ def _flipped(key: PRNGKey, images: Stored) -> Stored:
 
 
 def _mirrored(key: PRNGKey, images: Stored) -> Bool[Array, " n"]:
-    """Draws every second image on average."""
+    """Draw every second image on average."""
     return (_bits(key, "flip", images.shape[0]) % 2).astype(bool)
 
 
@@ -254,13 +254,13 @@ def _uniform(key: PRNGKey, name: str, size: int, most: float = 1.0) -> Float[Arr
 
 
 def rounded(values: Array, dtype: Any) -> Array:
-    """Return values in the type that they are stored in: whole where that is one of integers."""
+    """Round values if their stored type is one of integers."""
     whole = not jnp.issubdtype(dtype, jnp.floating)
     return (jnp.round(values) if whole else values).astype(dtype)
 
 
 def _crop(key: PRNGKey, images: Stored, by: Shift, flip: Array | None = None) -> Stored:
-    """Shifts every image and mirrors those with `flip`, by two gathers: rows, then columns."""
+    """Shift every image and mirror those with `flip`, by two gathers: rows, then columns."""
     check_images(images)
     _, height, width, _ = images.shape
     if by.pixels >= min(height, width):
@@ -287,7 +287,7 @@ def _crop(key: PRNGKey, images: Stored, by: Shift, flip: Array | None = None) ->
 
 
 def _reflect(position: Int[Array, "n s"], size: int) -> Int[Array, "n s"]:
-    """Positions beyond the border, mirrored about the border pixel."""
+    """Mirror positions beyond the border about the border pixel."""
     return (size - 1) - jnp.abs((size - 1) - jnp.abs(position))
 
 
@@ -296,8 +296,8 @@ def turn(
     angle: Float[Array, " n"],
     factor: float | Float[Array, " n"] = 1.0,
 ) -> Stored:
-    """Images turned about their centre by an angle in radians, counter-clockwise, and enlarged by a
-    factor.
+    """Turn images about their centre by an angle in radians, counter-clockwise, and enlarge them
+    by a factor.
 
     Nearest pixel, 0 outside.
     """
@@ -320,7 +320,7 @@ def turn(
 def slide(
     images: Float[Array, "n H W C"], offset: Float[Array, " n"], axis: int, value: float
 ) -> Float[Array, "n H W C"]:
-    """Images moved along axis 1 (down) or 2 (right), linear between two neighbours, with `value`
+    """Move images along axis 1 (down) or 2 (right), linear between two neighbours, with `value`
     outside.
 
     Args:

@@ -45,7 +45,7 @@ VALIDATION = ("val", "valid", "validation", "dev")  # a run draws its own; these
 
 @dataclasses.dataclass(frozen=True)
 class TableOptions:
-    """Columns of a user's table, and what they hold.
+    """Columns of a user's table, and their roles.
 
     Attributes:
         label_column: name of the class of each row; empty = no label.
@@ -305,7 +305,7 @@ def _split(texts: Sequence[str], places: Sequence[str], findings: Findings) -> n
 
 
 def trained_on(validation: int) -> str:
-    """Say what becomes of validation examples."""
+    """Note what happens to validation examples."""
     number = counted(validation, "validation example is", "validation examples are")
     return f"{number} trained on; a run draws its own, with data.validation_fraction"
 

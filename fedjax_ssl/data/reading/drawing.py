@@ -66,7 +66,7 @@ CHARACTERS = tuple(FORMS)
 
 @cache
 def form_table() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """All forms as line segments of equal number.
+    """Return all forms as line segments of equal number.
 
     Returns:
         segments float32 [forms, segments, 2 ends, 2 coordinates] (short forms repeat their last
@@ -92,8 +92,8 @@ def _segments(form: str) -> np.ndarray:
 
 
 def _polyline(tokens: list[str]) -> np.ndarray:
-    """Points along one stroke: Catmull-Rom curves between corners, in chords of about equal
-    length.
+    """Return points along one stroke: Catmull-Rom curves between corners, in chords of about
+    equal length.
     """
     closed = tokens[-1] == "@"
     tokens = tokens[:-1] if closed else tokens
@@ -119,8 +119,8 @@ def _polyline(tokens: list[str]) -> np.ndarray:
 
 
 def _curve(controls: np.ndarray) -> np.ndarray:
-    """Dense points of the Catmull-Rom curve through controls[1:-1]; the outer two only set
-    directions.
+    """Return dense points of the Catmull-Rom curve through controls[1:-1]; the outer two only
+    set directions.
     """
     t = np.linspace(0, 1, 16, endpoint=False)[:, None]
     before, start, stop, after = (controls[i : len(controls) - 3 + i, None] for i in range(4))
@@ -210,7 +210,7 @@ def _texts(
 def _render(
     key: PRNGKey, writer: Int[Array, "b"], position: Int[Array, "b"], label: Int[Array, "b"]
 ) -> UInt8[Array, "b 28 28"]:
-    """Draws one image per row; a row's image depends on nothing but the key and its own three
+    """Draw one image per row; a row's image depends on nothing but the key and its own three
     numbers.
     """
     segments, radius, ink = jax.vmap(partial(_written, key))(writer, position, label)
@@ -240,7 +240,7 @@ def _render(
 def _written(
     key: PRNGKey, writer: Number, position: Number, label: Number
 ) -> tuple[Float[Array, "s 2 2"], Float[Array, ""], Float[Array, ""]]:
-    """One character as this writer writes it this time: segments and pen radius in pixels, and how
+    """Write one character once in this writer's hand: segments and pen radius in pixels, and how
     dark.
 
     The strengths were set by eye, on contact sheets: as much variety as leaves every character
@@ -282,8 +282,8 @@ def _written(
 def _placed(
     points: Float[Array, "s 2 2"], radius: Float[Array, ""], shift: Float[Array, "2"]
 ) -> Float[Array, "s 2 2"]:
-    """Centres a character, makes it smaller if it is too large for the image, and shifts it
-    while it fits.
+    """Centre a character, make it smaller if it is too large for the image, and shift it while
+    it fits.
     """
     low = points.min((0, 1))
     high = points.max((0, 1))

@@ -28,7 +28,7 @@ KIND = np.dtype(np.float16)
 
 @dataclasses.dataclass(frozen=True)
 class Encoded:
-    """Says what a folder of features holds; it fits into JSON."""
+    """Description of a folder of features; it fits into JSON."""
 
     data: dict[str, Any]  # fingerprint of the examples
     encoder: dict[str, Any]  # what the encoder is known by

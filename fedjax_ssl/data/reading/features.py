@@ -34,7 +34,7 @@ ISO = "ISO8601"  # the form of dates by default, as `pandas.to_datetime` names i
 
 @dataclasses.dataclass(frozen=True)
 class CellOptions:
-    """What the cells of a user's table hold.
+    """Settings for reading the cells of a user's table.
 
     Attributes:
         codes: columns of numbers that are one-hot encoded as words are.
@@ -59,7 +59,7 @@ class CellOptions:
 
 @dataclasses.dataclass(frozen=True)
 class Feature:
-    """Says how one column of a table became inputs."""
+    """Conversion of one column of a table to inputs."""
 
     name: str
     kind: Literal["number", "date", "words"] = "number"
@@ -87,7 +87,7 @@ class Feature:
 
 @dataclasses.dataclass(frozen=True)
 class TableReading(Reading):
-    """Says how the rows of a table became inputs."""
+    """Conversion of the rows of a table to inputs."""
 
     roles: dict[str, str]  # role -> name of the column that says it
     missing: Missing = "refuse"  # what becomes of rows with missing cells

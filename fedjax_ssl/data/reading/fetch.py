@@ -131,7 +131,7 @@ class RemoteFile(NamedTuple):
 
 
 class Facts(NamedTuple):
-    """What is known of a dataset before it is read."""
+    """Facts about a dataset that are known before it is read."""
 
     train: int  # training examples
     test: int  # test examples; 0: it has no test split of its own
@@ -161,7 +161,7 @@ class Archive:
 
 
 class Verified(NamedTuple):
-    """One original file compared with its entry."""
+    """Comparison of one original file with its entry."""
 
     path: Path
     right: bool | None  # None: it is here, but nobody knows its digest

@@ -69,7 +69,7 @@ class Listing(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class ImageReading(Reading):
-    """Says how image files became inputs uint8 [H, W, C]."""
+    """Conversion of image files to inputs uint8 [H, W, C]."""
 
     height: int
     width: int
@@ -81,7 +81,7 @@ class ImageReading(Reading):
 
 
 class Facts(NamedTuple):
-    """The head of an image file."""
+    """Facts in the head of an image file."""
 
     size: tuple[int, int]  # width and height in pixels, as it is shown
     kind: Kind

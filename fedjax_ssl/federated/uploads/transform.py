@@ -23,7 +23,7 @@ _Message = TypeVar("_Message", Upload, Total)
 
 
 class UploadTransform(NamedTuple):
-    """A change of what clients send.
+    """Change of the clients' uploads.
 
     Example:
         >>> def at_client(key, upload, trained, state):
@@ -104,7 +104,7 @@ def _check_functions(transform: UploadTransform) -> None:
 def _checked_pair(
     transform: UploadTransform, total: Total, state: PyTree, made: Any
 ) -> tuple[Total, PyTree]:
-    """Return what a transform made of sums and its state, once both have the form of before."""
+    """Return a transform's sums and state, once both have the form of before."""
     says = f"{_named(transform)}, at_server"
     if not isinstance(made, tuple) or hasattr(made, "_fields") or len(made) != 2:
         raise ConfigError(f"{says}: expected (Total, state), got {_kind(made)}")
@@ -114,7 +114,7 @@ def _checked_pair(
 
 
 def _same_form(says: str, given: _Message, made: Any) -> _Message:
-    """Return what a transform made, once every field has the form of what was given."""
+    """Return a transform's result, once every field has the form of the input."""
     wanted = type(given)
     if not isinstance(made, wanted):
         article = "an" if wanted is Upload else "the"
