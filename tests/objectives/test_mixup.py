@@ -23,25 +23,6 @@ def test_mixed_loss_is_cross_entropy_with_a_soft_target(float64) -> None:
     assert float(alone) == float(batch_cross_entropy(logits, first, ONE))
 
 
-def test_pseudo_labels_of_confident_and_doubtful_rows(float64) -> None:
-    """FedUL section 14, check 14: FedPL with mixed logits, confident rows 0 and 2, doubtful rows
-    1 and 3.
-    """
-    logits = np.array([[2.0, 0, -1], [0.2, 0.1, 0], [0.1, 1.5, 0.3], [0, 0.05, 0.3]])
-    probs = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
-    np.testing.assert_allclose(probs.max(1), [0.843795, 0.367165, 0.646082, 0.396885], atol=1e-6)
-    labels = jnp.asarray(probs.argmax(1), jnp.int32)
-    sure = np.array([0, 2])
-    unsure = np.array([1, 3])
-    fixed = float(batch_cross_entropy(jnp.asarray(logits[sure]), labels[sure], jnp.ones(2, bool)))
-    mixed_logits = mixup(jnp.asarray(logits[sure]), jnp.asarray(logits[unsure]), 0.3)
-    mixed = float(
-        mixup_cross_entropy(mixed_logits, labels[sure], labels[unsure], 0.3, jnp.ones(2, bool))
-    )
-    np.testing.assert_allclose([fixed, mixed], [0.3033374432, 0.8276322038], atol=1e-10)
-    assert fixed + 0.3 * mixed == pytest.approx(0.5516271043, abs=1e-10)
-
-
 def test_inputs_are_mixed_with_one_weight_in_their_own_type() -> None:
     first = jnp.ones((2, 3, 1), jnp.bfloat16)
     second = jnp.zeros((2, 3, 1), jnp.bfloat16)

@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 
 from fedjax_ssl import objectives
-from fedjax_ssl.objectives import class_prototypes, fill_missing_prototypes, sharpen
+from fedjax_ssl.objectives import class_prototypes, sharpen
 from tests.objectives.compiled import (
-    cross_entropy,
     helper_pseudo_labels,
     prototype_log_probs,
 )
@@ -39,10 +38,6 @@ def pseudo_labels(
     return helper_pseudo_labels(
         embeddings, jnp.asarray(helpers), present, 1.0, sharpening, distance="mean_sq"
     )
-
-
-def clipped_cross_entropy(targets: jax.Array, local_log_probs: jax.Array) -> jax.Array:
-    return -jnp.sum(targets * jnp.log(jnp.clip(jnp.exp(local_log_probs), 1e-7, 1 - 1e-7)), axis=1)
 
 
 def test_prototypes_are_class_means_and_padding_is_never_read() -> None:
@@ -94,51 +89,26 @@ def test_helpers_are_averaged_and_sharpened(float64) -> None:
         assert -(probs * np.log(probs)).sum() == pytest.approx(entropy, abs=1e-7)
 
 
-def test_whole_loss(float64) -> None:
-    """Section 16.4."""
-    labelled = log_probs(LABELLED, LOCAL, distance="mean_sq")
-    expected = [
+def test_worked_probabilities_and_a_gradient(float64) -> None:
+    """Sections 16.4 to 16.6; the losses are in tests/methods/test_protofssl_losses.py."""
+    labelled = [
         [0.6652409558, 0.0900305732, 0.2447284711],
         [0.3071958857, 0.1863237232, 0.5064803911],
     ]
-    np.testing.assert_allclose(np.exp(labelled), expected, atol=1e-10)
-    supervised = float(jnp.mean(cross_entropy(labelled, jnp.asarray([0, 2], jnp.int32))))
-    assert supervised == pytest.approx(0.5439378175, abs=1e-10)
-    local = log_probs(UNLABELLED, LOCAL, distance="mean_sq")
-    np.testing.assert_allclose(
-        np.exp(local[1]), [0.2537161816, 0.6896720861, 0.0566117322], atol=1e-10
-    )
-    targets = pseudo_labels(jnp.asarray(UNLABELLED))
-    np.testing.assert_allclose(targets[1], [0.0957484264, 0.8994307102, 0.0048208634], atol=1e-10)
-    unsupervised = float(jnp.mean(clipped_cross_entropy(targets, local)))
-    assert unsupervised == pytest.approx(0.7752577009, abs=1e-10)
-    assert supervised + 0.3 * unsupervised == pytest.approx(0.7765151278, abs=1e-10)
-
-
-def test_gradients_at_the_embedding(float64) -> None:
-    """Section 16.5, supervised; the others are in tests/methods/test_protofssl_losses.py."""
-    first = jax.jit(
-        jax.grad(
-            lambda z: (
-                -prototype_log_probs(z, jnp.asarray(LOCAL), jnp.asarray(ALL), distance="mean_sq")[
-                    0, 0
-                ]
-            )
-        )
-    )
+    found = np.exp(log_probs(LABELLED, LOCAL, distance="mean_sq"))
+    np.testing.assert_allclose(found, labelled, atol=1e-10)
+    found = np.exp(log_probs(UNLABELLED, LOCAL, distance="mean_sq"))[1]
+    np.testing.assert_allclose(found, [0.2537161816, 0.6896720861, 0.0566117322], atol=1e-10)
+    targets = pseudo_labels(jnp.asarray(UNLABELLED))[1]
+    np.testing.assert_allclose(targets, [0.0957484264, 0.8994307102, 0.0048208634], atol=1e-10)
+    slope = jax.grad(lambda z: -log_probs(z, LOCAL, distance="mean_sq")[0, 0])
     expected = [[0.1997131845, 0.0450152866, 0.2123948087, 0.1223642355]]
-    np.testing.assert_allclose(first(jnp.asarray(LABELLED[:1])), expected, atol=1e-10)
-
-
-def test_a_class_without_prototype_has_probability_zero(float64) -> None:
-    """Section 16.6, with something absurd in the place of the absent prototype."""
-    prototypes = np.where(np.array([[True], [False], [True]]), LOCAL, np.nan)
-    present = np.array([True, False, True])
-    local = log_probs(UNLABELLED, prototypes, present, distance="mean_sq")
+    np.testing.assert_allclose(slope(jnp.asarray(LABELLED[:1])), expected, atol=1e-10)
+    # something absurd in the place of an absent prototype, whose class has probability 0
+    absurd = np.where(np.array([[True], [False], [True]]), LOCAL, np.nan)
+    found = np.exp(log_probs(UNLABELLED, absurd, np.array([True, False, True]), distance="mean_sq"))
     expected = [[0.7310585786, 0, 0.2689414214], [0.8175744762, 0, 0.1824255238]]
-    np.testing.assert_allclose(np.exp(local), expected, atol=1e-10)
-    losses = clipped_cross_entropy(pseudo_labels(jnp.asarray(UNLABELLED)), local)
-    np.testing.assert_allclose(losses, [4.2149089592, 14.5245975033], atol=1e-9)
+    np.testing.assert_allclose(found, expected, atol=1e-10)
 
 
 @pytest.mark.parametrize("distance", ["sq_euclidean", "mean_sq", "euclidean"])
@@ -152,7 +122,8 @@ def test_gradients_hold_no_nan(distance: str, present: list) -> None:
             z, jnp.stack([prototypes] * 2), jnp.stack([held] * 2), 0.5, distance=distance
         )
         local = prototype_log_probs(z, prototypes, held, 0.5, distance=distance)
-        return jnp.sum(clipped_cross_entropy(targets, local)) + jnp.sum(jnp.where(held, local, 0.0))
+        probs = jnp.clip(jnp.exp(local), 1e-7, 1 - 1e-7)
+        return jnp.sum(jnp.where(held, local, 0.0)) - jnp.sum(targets * jnp.log(probs))
 
     value, gradients = jax.jit(jax.value_and_grad(total, argnums=(0, 1)))(
         jnp.asarray(LOCAL[:2], jnp.float32), jnp.asarray(LOCAL, jnp.float32)
@@ -191,14 +162,6 @@ def test_half_precision_embeddings_are_computed_in_float32() -> None:
     )
 
 
-def test_missing_prototypes_become_the_mean_of_the_others() -> None:
-    """Section 16.12."""
-    sets = jnp.asarray([[[1.0, 3.0]], [[3.0, 5.0]], [[jnp.nan, 0.0]]], jnp.float32)
-    filled, known = fill_missing_prototypes(sets, jnp.asarray([[True], [True], [False]]))
-    np.testing.assert_array_equal(filled[2], [[2, 4]])
-    assert bool(known[0])
-
-
 def test_how_much_noise_on_prototypes_moves_distances(float64) -> None:
     """methods/protofssl.md 16.9: standard deviation sqrt((4 s^2 d0 + 2 s^4) / D) of `mean_sq`
     over noisy prototypes.
@@ -225,13 +188,17 @@ def test_sharpening_keeps_zeros_and_small_temperatures(float64) -> None:
     assert np.isfinite(slope).all() and float(slope[1, 2]) == 0.0
 
 
-def test_bad_settings_are_refused() -> None:
-    query = jnp.asarray(QUERY)
-    local = jnp.asarray(LOCAL)
-    present = jnp.asarray(ALL)
-    with pytest.raises(ValueError, match=r"distance is 'cosine'.* Allowed: sq_euclidean"):
-        objectives.prototype_log_probs(query, local, present, distance="cosine")
-    with pytest.raises(ValueError, match="temperature is 0; it must be a number above 0"):
-        objectives.prototype_log_probs(query, local, present, 0)
-    with pytest.raises(ValueError, match=r"sharpening is -0.5; it must be a number above 0"):
-        objectives.helper_pseudo_labels(query, local[None], present[None], 1.0, -0.5)
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"distance": "cosine"}, r"distance is 'cosine'.* Allowed: sq_euclidean"),
+        ({"temperature": 0}, "temperature is 0; it must be a number above 0"),
+        ({"sharpening": -0.5}, r"sharpening is -0.5; it must be a number above 0"),
+    ],
+)
+def test_bad_settings_are_refused(settings: dict, message: str) -> None:
+    helpers = jnp.asarray(HELPERS)
+    with pytest.raises(ValueError, match=message):
+        objectives.helper_pseudo_labels(
+            jnp.asarray(QUERY), helpers, jnp.ones((2, 3), bool), **settings
+        )
