@@ -146,6 +146,21 @@ def federated_step(
     return mean_of([descended(loss, params) for loss in losses], sizes)
 
 
+def assert_step(
+    run: "Rounds",
+    losses: list[Loss],
+    before: Params,
+    *,
+    round: int = 1,
+    sizes: tuple[int, ...] = SIZES,
+    atol: float = 2e-9,
+) -> dict[str, dict[str, np.ndarray]]:
+    """Compare a round with one step of every client, and return the network after it."""
+    after = federated_step(losses, before, run.infos[round - 1]["loss"], sizes)
+    assert_same(run.params(round), after, atol)
+    return after
+
+
 def supervised(examples: "Examples", factor: float = 1.0) -> Loss:
     """Mean cross-entropy on the class labels, weakly augmented; 0 without any."""
     known = examples.labelled
@@ -302,14 +317,19 @@ def server_of(data: FederatedData) -> Examples:
     return Examples(np.asarray(data.inputs)[rows], np.asarray(data.observed)[rows])
 
 
-def with_sets(labelled: tuple[int, ...] = LABELLED, **options: Any) -> FederatedData:
+def federation(labelled: tuple[int, ...] = LABELLED, **options: Any) -> FederatedData:
+    """Clients of unequal sizes; options of `toy.federation` win."""
+    given = {"sizes": SIZES, "labelled": labelled, "num_test": 1, "noise": 1.0, **options}
+    with jax.enable_x64(True):
+        return toy.federation(**given)
+
+
+def with_sets() -> FederatedData:
     """A federation whose examples without a label are in sets, and whose test has a prior."""
-    made = toy.federation(
-        sizes=SIZES, labelled=labelled, num_test=1, noise=1.0, weak="sets", **options
-    )
+    made = federation(weak="sets")
     assert made.weak is not None
-    prior = jnp.asarray(PRIOR)
-    return dataclasses.replace(made, weak=dataclasses.replace(made.weak, prior=prior))
+    with jax.enable_x64(True):
+        return dataclasses.replace(made, weak=toy.changed(made.weak, prior=PRIOR))
 
 
 def with_fewer_weak(data: FederatedData, numbers: tuple[int, ...]) -> FederatedData:

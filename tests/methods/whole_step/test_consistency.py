@@ -18,12 +18,6 @@ WEIGHTS = {"unlabelled_weight": 1.4, "labelled_weight": 0.6, "unlabelled_ratio":
 THIRD = harness.in_round(2)  # r = 3, where a ramp is neither 0 nor 1
 
 
-@pytest.fixture(scope="module")
-def data():
-    with jax.enable_x64(True):
-        return toy.federation(sizes=harness.SIZES, labelled=harness.LABELLED, num_test=1, noise=1.0)
-
-
 def squares(one: np.ndarray, other: np.ndarray) -> float:
     """Squared distance, averaged over rows and classes."""
     return float(np.mean((one - other) ** 2))
@@ -92,7 +86,7 @@ def test_without_weight_on_unlabelled_examples_only_labels_are_learned(data, nam
     """UDA would still anneal, and MixMatch mix labelled examples with the others."""
     run = harness.rounds_of(name, data, unlabelled_weight=0.0)
     losses = [harness.supervised(client) for client in harness.clients_of(data)]
-    harness.assert_same(run.params(), harness.federated_step(losses, FIRST, run.infos[0]["loss"]))
+    harness.assert_step(run, losses, FIRST)
 
 
 def test_uda(data) -> None:
@@ -120,7 +114,7 @@ def test_uda(data) -> None:
 
         losses.append(both(few, unsupervised))
     assert 0 < np.mean(kept) < 1 and 0 < np.mean(counted) < 1
-    harness.assert_same(run.params(), harness.federated_step(losses, FIRST, run.infos[0]["loss"]))
+    harness.assert_step(run, losses, FIRST)
 
 
 def test_mixmatch(data) -> None:
@@ -146,7 +140,7 @@ def test_mixmatch(data) -> None:
             return float(0.6 * entropies.sum() / max(first, 1) + 1.4 * 3 / 8 * unsupervised)
 
         losses.append(loss)
-    harness.assert_same(run.params(), harness.federated_step(losses, FIRST, run.infos[0]["loss"]))
+    harness.assert_step(run, losses, FIRST)
 
 
 def test_mean_teacher(data) -> None:
@@ -195,7 +189,7 @@ def test_pi_model(data) -> None:
         jax.debug.callback(lambda x: seen.append(np.asarray(x).view(np.float64)[..., 0]), bits)
         return forward(params, inputs, jnp), state
 
-    whole = toy.federation(sizes=(7,), labelled=(3,), num_test=1, noise=1.0)
+    whole = harness.federation((3,), sizes=(7,))
     model = models.Model(harness.network().init, apply)
     run = harness.rounds_of(
         "pi_model",
@@ -218,9 +212,7 @@ def test_pi_model(data) -> None:
         ramp = np.exp(-5 * (1 - 3 / 5) ** 2)
         return float(0.6 * np.mean(rows) + 1.4 * ramp * squares(first, other))
 
-    harness.assert_same(
-        run.params(), harness.federated_step([loss], FIRST, run.infos[0]["loss"], (1,))
-    )
+    harness.assert_step(run, [loss], FIRST, sizes=(1,))
 
 
 def test_vat(data) -> None:
@@ -240,12 +232,12 @@ def test_vat(data) -> None:
             return float(np.mean(divergence) - 0.7 * np.mean(np.sum(q * np.log(q), axis=1)))
 
         losses.append(both(client, unsupervised))
-    harness.assert_same(run.params(), harness.federated_step(losses, FIRST, run.infos[0]["loss"]))
+    harness.assert_step(run, losses, FIRST)
 
 
 def test_pseudo_label_beside_a_server_with_labels() -> None:
     """The server trains first, with the weight of labelled examples; the clients have none."""
-    data = toy.federation(sizes=harness.SIZES, labelled=(0, 0, 0), num_test=1, noise=1.0, server=5)
+    data = harness.federation((0, 0, 0), server=5)
     settings = {"threshold": 0.6, "ramp_start": 1, "ramp_end": 5, "server_batch_size": 5}
     run = harness.rounds_of("pseudo_label", data, start=THIRD, **settings, **WEIGHTS)
     counted = []
@@ -263,4 +255,4 @@ def test_pseudo_label_beside_a_server_with_labels() -> None:
 
         losses.append(loss)
     assert 0 < np.mean(counted) < 1
-    harness.assert_same(run.params(), harness.federated_step(losses, begin, run.infos[0]["loss"]))
+    harness.assert_step(run, losses, begin)

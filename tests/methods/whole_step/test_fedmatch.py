@@ -103,9 +103,7 @@ def slices(examples: harness.Examples, size: int, steps: int) -> list[harness.Ex
 def test_sigma_and_psi(at_server: bool) -> None:
     """A round with helpers, and one without."""
     labelled = (0, 0, 0) if at_server else harness.LABELLED
-    data = toy.federation(
-        sizes=harness.SIZES, labelled=labelled, num_test=1, noise=1.0, server=5 * at_server
-    )
+    data = harness.federation(labelled, server=5 * at_server)
     own = {"unlabelled_batch_size": 2, "server_batch_size": 5} if at_server else {}
     run = harness.rounds_of(
         "fedmatch", data, 2, start=helped, run={"batch_size": 2}, **SETTINGS, **own

@@ -24,25 +24,14 @@ WITH_COARSE = (2, 4, 3)  # examples of each client that have a coarse label
 @pytest.fixture(scope="module")
 def coarse():
     """Class labels at two clients, coarse labels of most other examples, and a server."""
-    with jax.enable_x64(True):
-        made = toy.federation(
-            sizes=SIZES,
-            labelled=harness.LABELLED,
-            num_test=1,
-            noise=1.0,
-            weak="coarse",
-            server=harness.SERVER,
-        )
-        return harness.with_fewer_weak(made, WITH_COARSE)
+    made = harness.federation(weak="coarse", server=harness.SERVER)
+    return harness.with_fewer_weak(made, WITH_COARSE)
 
 
 @pytest.fixture(scope="module")
 def unlabelled():
     """Labels at the server alone."""
-    with jax.enable_x64(True):
-        return toy.federation(
-            sizes=SIZES, labelled=(0, 0, 0), num_test=1, noise=1.0, server=harness.SERVER
-        )
+    return harness.federation((0, 0, 0), server=harness.SERVER)
 
 
 class Confident:

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from fedjax_ssl import federated
-from tests import toy
 from tests.methods.whole_step import harness
 from tests.methods.whole_step.harness import BATCH, SIZES, cross_entropy, cycled, forward, softmax
 
@@ -35,13 +34,7 @@ def test_fedrgd(where: str) -> None:
     looked at; else two clients are a bridge.
     """
     at_server = where == "server"
-    data = toy.federation(
-        sizes=SIZES,
-        labelled=harness.LABELLED,
-        num_test=1,
-        noise=1.0,
-        server=harness.SERVER * at_server,
-    )
+    data = harness.federation(server=harness.SERVER * at_server)
     grouped = {"federated_optimizer": federated.grouped(group_sizes=(1, 2)), "rounds": 4}
     settings = {"labels": where, "threshold": THRESHOLD, "local_steps": STEPS}
     run = harness.rounds_of("fedrgd", data, 2, run=grouped, **settings)

@@ -2,7 +2,6 @@
 5), on clients with class labels, with sets, and with both.
 """
 
-import jax
 import numpy as np
 import pytest
 
@@ -16,8 +15,7 @@ WHOLE = {"batch_size": max(SIZES)}  # one batch holds a client's examples
 
 @pytest.fixture(scope="module")
 def data():
-    with jax.enable_x64(True):
-        return harness.with_sets()
+    return harness.with_sets()
 
 
 def test_fedul(data) -> None:
@@ -32,7 +30,7 @@ def test_fedul(data) -> None:
             return float(np.mean(rows)) + L1 * harness.size_of(p)
 
         losses.append(loss)
-    harness.assert_same(run.params(), harness.federated_step(losses, FIRST, run.infos[0]["loss"]))
+    harness.assert_step(run, losses, FIRST)
 
 
 def test_fedpl(data) -> None:
@@ -49,8 +47,7 @@ def test_fedpl(data) -> None:
             return float(np.mean(rows)) + L1 * harness.size_of(p)
 
         first.append(of_sets)
-    after = harness.federated_step(first, FIRST, run.infos[0]["loss"])
-    harness.assert_same(run.params(1), after)
+    after = harness.assert_step(run, first, FIRST)
     second = []
     share = harness.mixup_share(0.6)
     pairs = 0
@@ -75,9 +72,7 @@ def test_fedpl(data) -> None:
 
         second.append(loss)
     assert pairs > 1
-    harness.assert_same(
-        run.params(2), harness.federated_step(second, after, run.infos[1]["loss"]), atol=2e-8
-    )
+    harness.assert_step(run, second, after, round=2, atol=2e-8)
 
 
 @pytest.mark.parametrize("vat", [False, True], ids=["fedllp", "fedllp_vat"])

@@ -58,9 +58,9 @@ def sharpened(z: np.ndarray, helpers: list[Prototypes]) -> np.ndarray:
 
 
 def loss_of(
-    client: harness.Examples, helpers: list[Prototypes], means: Prototypes, received
+    client: harness.Examples, helpers: list[Prototypes], means: Prototypes, received, flows: bool
 ) -> harness.Loss:
-    """L_s + lambda L_u; the gradient flows through pseudo-labels unless a class is absent. With
+    """L_s + lambda L_u; the gradient flows through pseudo-labels, or unless a class is absent. With
     `means`, those of the helpers, all labelled examples of the episode are compared with them.
     """
     first, second = episode(client)
@@ -68,7 +68,7 @@ def loss_of(
     query = client.at(first + second if means else second)
     others = client.others
     others = others.at(harness.cycled(len(others.observed), 4))
-    absent = len(support.observed) < CLASSES and not means
+    held = len(support.observed) < CLASSES and not means and not flows
 
     def loss(p) -> float:
         local = means or class_means(forward(p, support.view).features, support.observed)
@@ -79,7 +79,7 @@ def loss_of(
         if helpers:
             z = forward(p, others.view).features
             fixed = forward(received, others.view).features
-            targets = sharpened(fixed if absent else z, helpers)
+            targets = sharpened(fixed if held else z, helpers)
             clipped = np.clip(probabilities(z, local), 1e-7, 1 - 1e-7)
             value -= WEIGHT * np.mean(np.sum(targets * np.log(clipped), axis=1))
         return float(value)
@@ -88,19 +88,25 @@ def loss_of(
 
 
 @pytest.mark.parametrize(
-    "source", ["local_support", pytest.param("global", marks=pytest.mark.thorough)]
+    ("source", "absent"),
+    [
+        ("local_support", "stop"),
+        pytest.param("local_support", "flow", marks=pytest.mark.thorough),
+        pytest.param("global", "stop", marks=pytest.mark.thorough),
+    ],
 )
-def test_protofssl(source: str) -> None:
+def test_protofssl(source: str, absent: str) -> None:
     """Episodes, both losses, what is uploaded, who helps with it in the next round, and what
     predicts: the sets of two rounds.
     """
-    data = toy.federation(sizes=SIZES, labelled=LABELLED, num_test=3, noise=1.0)
+    data = harness.federation(LABELLED, sizes=SIZES, num_test=3)
     settings = {
         "num_unlabelled": 4,
         "unlabelled_weight": WEIGHT,
         "temperature": TEMPERATURE,
         "unlabel_round": 1,
         "proto_source": source,
+        "absent_classes": absent,
     }
     run = harness.rounds_of("protofssl", data, 3, **settings)
     params = harness.first_weights()
@@ -112,15 +118,15 @@ def test_protofssl(source: str) -> None:
             sent = filled(shared[-1])
             means = {k: np.mean([own[k] for own in sent], axis=0) for k in range(CLASSES)}
         clients = harness.clients_of(data)
-        losses = [loss_of(client, helpers, means, params) for client in clients]
+        flows = absent == "flow"
+        losses = [loss_of(client, helpers, means, params, flows) for client in clients]
         sets = []
         for client, loss in zip(clients, losses, strict=True):
             known = client.labelled
             trained = harness.descended(loss, params)
             sets.append(class_means(forward(trained, known.plain).features, known.observed))
         shared.append(sets)
-        params = harness.federated_step(losses, params, run.infos[number]["loss"], SIZES)
-        harness.assert_same(run.params(number + 1), params, atol=4e-8)
+        params = harness.assert_step(run, losses, params, round=number + 1, sizes=SIZES, atol=4e-8)
     raw = np.asarray(data.inputs)[np.asarray(data.test_index)]
     z = forward(params, harness.normalized(raw)).features
     expected = mean_of_sets(z, filled([*shared[1], *shared[2]]))
