@@ -96,22 +96,16 @@ def test_another_term_costs_no_other_pass_and_no_row() -> None:
     assert passes[0] == passes[1] == passes[2] and len(set(passes[0])) == 1
 
 
-def test_four_terms_learn_from_four_kinds_of_clients_and_go_on_where_they_stopped() -> None:
+def test_four_terms_learn_from_four_kinds_of_clients() -> None:
     """Also for several seeds at once."""
     data = four_kinds()
     method = composed(data, *FOUR, **FIXMATCH, **{"prototypes.threshold": 0.4})
-    assert method.recipe.needs.kinds == ("labels", "sets", "coarse") and not method.recipe.check(
-        data
-    )
-    one_round = jax.jit(method.round)
-    start = jax.jit(method.init)(KEY, data)
-    whole, infos = toy.run(one_round, KEY, start, data, 3)
+    assert method.recipe.needs.kinds == ("labels", "sets", "coarse")
+    assert not method.recipe.check(data)
+    _, infos = toy.train(method, KEY, data, 3)
     assert "fixmatch/pseudo_label_coverage" in infos[-1]
     assert infos[-1]["loss"] < infos[1]["loss"] and infos[-1]["clients"] == 6
     assert infos[-1]["pseudo_label_coverage"] > 0.5
-    first, _ = toy.run(one_round, KEY, start, data, 2)
-    stored = jax.tree.map(jnp.asarray, jax.device_get(first))
-    chex.assert_trees_all_equal(toy.run(one_round, KEY, stored, data, 1)[0], whole)
     keys = jax.random.split(KEY, 2)
     states = jax.eval_shape(jax.vmap(lambda key: method.init(key, data)), keys)
     after, _ = jax.eval_shape(jax.vmap(method.round, in_axes=(0, 0, None)), keys, states, data)
@@ -167,16 +161,13 @@ def test_a_part_that_joins_later_teaches_nothing_before_and_the_run_goes_on(part
     data = toy.federation()
     sections = {f"{part}.{name}": value for name, value in settings.items()}
     method = composed(data, "supervised", part, **sections, **{f"{part}.after": 2})
-    one_round = jax.jit(method.round)
-    start = jax.jit(method.init)(KEY, data)
-    first, infos = toy.run(one_round, KEY, start, data, 2)
+    states, infos = toy.every_state(method, KEY, data, 4)
     alone, _ = toy.train(composed(data, "supervised"), KEY, data, 2)
-    chex.assert_trees_all_equal(first.params, alone.params)
-    assert np.isnan(infos[-1]["pseudo_label_accuracy"])
-    whole, infos = toy.run(one_round, KEY, start, data, 4)
+    chex.assert_trees_all_equal(states[2].params, alone.params)
+    assert np.isnan(infos[1]["pseudo_label_accuracy"])
     assert infos[-1]["pseudo_label_coverage"] > 0.5
-    stored = jax.tree.map(jnp.asarray, jax.device_get(toy.run(one_round, KEY, start, data, 3)[0]))
-    chex.assert_trees_all_equal(toy.run(one_round, KEY, stored, data, 1)[0], whole)
+    stored = jax.tree.map(jnp.asarray, jax.device_get(states[3]))
+    chex.assert_trees_all_equal(toy.every_state(method, KEY, data, 1, stored)[0][-1], states[4])
 
 
 @pytest.mark.parametrize(

@@ -50,25 +50,18 @@ def features(run, context: RoundContext, key: jax.Array | None = None) -> np.nda
     )
 
 
-def test_network_features_do_not_depend_on_cohort_and_padding() -> None:
-    data = toy.federation()
-    wide = toy.padded(toy.federation())
-    alone = features(setup(data), a_round(data, [5]))
-    among = features(setup(wide), a_round(wide, [0, 3, 5]))
-    np.testing.assert_array_equal(alone[0], among[2, : alone.shape[1]])
-
-
-def test_augmented_features_do_not_depend_on_cohort_and_padding() -> None:
+@pytest.mark.parametrize("key", [None, jax.random.key(4)], ids=["plain", "augmented"])
+def test_network_features_do_not_depend_on_cohort_and_padding(key) -> None:
     """A client's identity decides its randomness, not its slot."""
     data = toy.federation()
-    wide = toy.padded(toy.federation())
-    key = jax.random.key(4)
+    wide = toy.padded(data)
     size = toy.SIZES[5]
-    alone = features(setup(data, augment=toy.jitter), a_round(data, [5]), key)
-    among = features(setup(wide, augment=toy.jitter), a_round(wide, [0, 3, 5]), key)
-    np.testing.assert_allclose(alone[0, :size], among[2, :size], rtol=1e-6)
-    noise = np.asarray(alone[0, :size] - features(setup(data), a_round(data, [5]))[0, :size])
-    assert len(np.unique(noise[:, 0])) == size, "every example has its own draw"
+    alone = features(setup(data, augment=toy.jitter), a_round(data, [5]), key)[0, :size]
+    among = features(setup(wide, augment=toy.jitter), a_round(wide, [0, 3, 5]), key)[2, :size]
+    np.testing.assert_allclose(alone, among, rtol=1e-6 * (key is not None))
+    noise = alone - features(setup(data), a_round(data, [5]))[0, :size]
+    draws = 1 if key is None else size  # every example has its own
+    assert len(np.unique(noise[:, 0])) == draws
 
 
 def test_diagnostics_count_unlabelled_examples_only() -> None:
@@ -94,22 +87,16 @@ def test_diagnostics_count_unlabelled_examples_only() -> None:
     assert float(found["confidence_wrong"]) == pytest.approx(wrong.mean(), rel=1e-6)
 
 
-def test_diagnostics_without_anything_to_average_are_nan() -> None:
+@pytest.mark.parametrize(
+    ("clients", "known", "coverage"), [([3, 4], True, np.nan), ([2], False, 1.0)]
+)
+def test_diagnostics_without_anything_to_average_are_nan(clients, known, coverage) -> None:
+    """Labelled examples only, or examples whose truth is unknown."""
     data = toy.federation()
-    context = a_round(data, [3, 4])  # labelled examples only
-    truth = data.labels[context.clients.rows]
-    nothing = jnp.zeros(truth.shape)
-    found = diagnose_pseudo_labels(PseudoLabels(truth, nothing, nothing), truth, context.clients)
-    assert all(np.isnan(value) for value in found.values())
-
-
-def test_diagnostics_ignore_examples_whose_truth_is_unknown() -> None:
-    data = toy.federation()
-    context = a_round(data, [2])
+    context = a_round(data, clients)
     labels = data.labels[context.clients.rows]
     ones = jnp.ones(labels.shape)
-    found = diagnose_pseudo_labels(
-        PseudoLabels(labels, ones, ones), jnp.full_like(labels, -1), context.clients
-    )
-    assert np.isnan(found["pseudo_label_accuracy"])
-    assert float(found["pseudo_label_coverage"]) == 1.0
+    truth = labels if known else jnp.full_like(labels, -1)
+    found = diagnose_pseudo_labels(PseudoLabels(labels, ones, ones), truth, context.clients)
+    np.testing.assert_equal(float(found.pop("pseudo_label_coverage")), coverage)
+    assert all(np.isnan(value) for value in found.values())

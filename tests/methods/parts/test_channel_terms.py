@@ -29,49 +29,24 @@ def test_methods_are_built_where_the_clients_sizes_are_looked_at_before_training
     """As placement "auto" does on accelerators; what is confident is not known then."""
     data = toy.weak_federation("coarse")
     method = toy.executed(methods.build(name, toy.setup(data)), all_clients=all_clients(data))
-    jax.eval_shape(
-        method.round, jax.random.key(0), jax.eval_shape(method.init, jax.random.key(0), data), data
-    )
-
-
-@pytest.mark.thorough
-def test_a_client_full_of_nan_is_dropped_alone_and_l1_shrinks_the_network() -> None:
-    data = toy.weak_federation("sets")
-    options = {"l1": 0.5}
-    method = methods.build("fedul", toy.setup(data, model="linear", local_epochs=1), **options)
-    one_round = jax.jit(method.round)
-    start = jax.jit(method.init)(KEY, data)
-    _, info = one_round(KEY, start, toy.with_broken_client(data, 0))
-    assert info["dropped_clients"] == 1 and info["local_steps"] > 0
-    plain, log = one_round(KEY, start, data)
-    assert log["dropped_clients"] == 0
-    size = sum(np.abs(leaf).sum() for leaf in jax.tree.leaves(plain.params))
-    assert log["loss"] > 0.4 * size, "the norm is part of the loss"
+    jax.eval_shape(method.round, KEY, jax.eval_shape(method.init, KEY, data), data)
 
 
 @pytest.mark.thorough
 def test_the_servers_work_counts_and_a_server_that_diverges_is_seen() -> None:
     data = toy.weak_federation("server")
-    method = methods.build(
-        "semifl",
-        toy.setup(data, model="linear"),
-        threshold=0.3,
-        server_epochs=2,
-        server_batch_size=5,
-    )
-    one_round = jax.jit(method.round)
-    start = jax.jit(method.init)(KEY, data)
-    state, info = one_round(KEY, start, data)
+    inputs = data.inputs.at[data.server_index].set(jnp.nan)
+    run = toy.setup(data, model="linear")
+    method = methods.build("semifl", run, threshold=0.3, server_epochs=2, server_batch_size=5)
+    found = [
+        toy.train(method, KEY, one, 1) for one in (data, dataclasses.replace(data, inputs=inputs))
+    ]
+    (_, (info,)), (after, (log,)) = found
     assert info["server_dropped"] == 0 and np.isfinite(info["server_loss"])
     assert info["local_steps"] >= 4 and info["examples"] >= 2 * toy.NUM_SERVER
-    rows = data.server_index
-    broken = dataclasses.replace(data, inputs=data.inputs.at[rows].set(jnp.nan))
-    after, log = one_round(KEY, start, broken)
-    assert (
-        log["server_dropped"] == 1 and np.isnan(log["server_loss"]) and log["dropped_clients"] == 0
-    )
+    assert log["server_dropped"] == 1 and np.isnan(log["server_loss"])
+    assert log["dropped_clients"] == 0
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(after.params))
-    assert int(state.round) == int(after.round) == 1
 
 
 def test_an_unknown_correspondence_hides_nothing_about_other_clients() -> None:
