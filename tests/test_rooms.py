@@ -2,7 +2,7 @@
 
 import ast
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from graphlib import TopologicalSorter
 from pathlib import Path
@@ -74,6 +74,13 @@ def test_a_method_is_built_from_a_config_at_three_places() -> None:
         if isinstance(node, ast.Call) and ast.unparse(node.func) == "build_method"
     ]
     assert 0 < len(calls) <= 3
+
+
+def test_no_two_files_share_a_name() -> None:
+    names = Counter(path.stem for path in FILES)
+    assert {name for name, count in names.items() if count > 1} == {
+        *("__init__", "__main__", "command")
+    }
 
 
 def name_of(path: Path) -> str:

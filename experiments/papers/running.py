@@ -21,12 +21,12 @@ from fedjax_ssl.folder.folder_lock import (
     config_differences,
     read_stored,
 )
-from fedjax_ssl.sweep import plan as plans
 from fedjax_ssl.sweep import results as rows
+from fedjax_ssl.sweep import sweep_plan as plans
 from fedjax_ssl.sweep import workers
 from fedjax_ssl.sweep.command import check_folder, default_workers
 from fedjax_ssl.sweep.command import describe as describe_plan
-from fedjax_ssl.sweep.plan import Plan
+from fedjax_ssl.sweep.sweep_plan import Plan
 
 _FILE = "reproduce.json"  # which table a folder is of
 _SHOWN = 3

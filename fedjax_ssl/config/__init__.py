@@ -5,6 +5,12 @@ it.
 # For users who run mypy --strict.
 # mypy: implicit-reexport
 
+from fedjax_ssl.config.configured_optimizers import (
+    federated_optimizer,
+    local_training,
+    replace_numbers,
+    traced_numbers,
+)
 from fedjax_ssl.config.describe import Described, as_text, describe
 from fedjax_ssl.config.fields import (
     CHOICES,
@@ -17,12 +23,6 @@ from fedjax_ssl.config.fields import (
     register,
 )
 from fedjax_ssl.config.load import Source, find, load, load_several, with_settings
-from fedjax_ssl.config.optimizers import (
-    federated_optimizer,
-    local_training,
-    replace_numbers,
-    traced_numbers,
-)
 from fedjax_ssl.config.resolve import network_options, options, resolve
 from fedjax_ssl.config.rules import (
     divides_by_shares,

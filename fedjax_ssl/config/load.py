@@ -17,7 +17,7 @@ import ml_collections
 import numpy as np
 from flax.traverse_util import flatten_dict
 
-from fedjax_ssl.config.choose import choose
+from fedjax_ssl.config.change_choice import choose
 from fedjax_ssl.config.fields import (
     REGISTRIES,
     default,

@@ -8,7 +8,8 @@ from flax.traverse_util import flatten_dict
 
 from fedjax_ssl import methods
 from fedjax_ssl.config import rules
-from fedjax_ssl.config.choose import choose
+from fedjax_ssl.config.change_choice import choose
+from fedjax_ssl.config.configured_optimizers import federated_optimizer
 from fedjax_ssl.config.fields import (
     CHOICES,
     NAMED,
@@ -17,7 +18,6 @@ from fedjax_ssl.config.fields import (
     method_section,
     options_of,
 )
-from fedjax_ssl.config.optimizers import federated_optimizer
 from fedjax_ssl.data import is_own
 from fedjax_ssl.errors import ConfigError, did_you_mean, naming, note
 from fedjax_ssl.federated import FEDERATED_OPTIMIZERS, OPTIMIZERS, Facts, schedule_name

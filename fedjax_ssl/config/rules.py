@@ -9,8 +9,8 @@ import ml_collections
 
 from fedjax_ssl import methods
 from fedjax_ssl.checks import Several
+from fedjax_ssl.config.configured_optimizers import local_training
 from fedjax_ssl.config.fields import FIELDS, get
-from fedjax_ssl.config.optimizers import local_training
 from fedjax_ssl.data import holds_validation, rounds_of_a_part, split_path
 from fedjax_ssl.errors import ConfigError, did_you_mean, naming, note
 from fedjax_ssl.federated import Facts

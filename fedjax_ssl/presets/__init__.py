@@ -3,7 +3,7 @@
 # For users who run mypy --strict.
 # mypy: implicit-reexport
 
-from fedjax_ssl.presets.cifar import (
+from fedjax_ssl.presets.cifar_configs import (
     ProtoSplit,
     cbafed_on_cifar,
     fedmatch,
@@ -12,7 +12,7 @@ from fedjax_ssl.presets.cifar import (
     sage_on_cifar,
     semifl_clients,
 )
-from fedjax_ssl.presets.digits import (
+from fedjax_ssl.presets.digits_configs import (
     Space,
     digits_by_writer,
     digits_consistency,

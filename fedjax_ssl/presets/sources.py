@@ -14,7 +14,7 @@ from fedjax_ssl.config import ConfigError, default, naming
 from fedjax_ssl.data import OWN
 from fedjax_ssl.errors import check_known
 from fedjax_ssl.methods import fits, recommended
-from fedjax_ssl.presets.digits import digits_by_writer, recommend
+from fedjax_ssl.presets.digits_configs import digits_by_writer, recommend
 
 # rounds of a first stage, which keeps its share of a run
 _STAGES = ("warmup_rounds", "coarse_rounds")

@@ -17,7 +17,7 @@ from fedjax_ssl import data, federated, methods, models
 from fedjax_ssl.backend import backend
 from fedjax_ssl.data import FederatedData
 from fedjax_ssl.data.fingerprint import fingerprint
-from fedjax_ssl.data.reading.features import TableReading
+from fedjax_ssl.data.reading.table_reading import TableReading
 from fedjax_ssl.errors import counted
 from fedjax_ssl.federated import Execution, Facts, Method, Recipe, Setup
 from fedjax_ssl.federated.uploads import (

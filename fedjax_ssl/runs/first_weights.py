@@ -13,8 +13,8 @@ from flax.traverse_util import flatten_dict
 from fedjax_ssl.config import CHOICES, naming
 from fedjax_ssl.data import Dataset
 from fedjax_ssl.data.reading.cache import reading_from_json
-from fedjax_ssl.data.reading.features import TableReading
 from fedjax_ssl.data.reading.own import SHOWN
+from fedjax_ssl.data.reading.table_reading import TableReading
 from fedjax_ssl.errors import how_to_install, note
 from fedjax_ssl.models import Model, started
 from fedjax_ssl.runs import model_file

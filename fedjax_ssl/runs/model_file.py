@@ -43,7 +43,7 @@ from fedjax_ssl.data import (
 from fedjax_ssl.data.federation.federated_data import real_rows
 from fedjax_ssl.data.fingerprint import of_examples
 from fedjax_ssl.data.reading.cache import reading_from_json
-from fedjax_ssl.data.reading.features import TableReading
+from fedjax_ssl.data.reading.table_reading import TableReading
 from fedjax_ssl.errors import UserError, did_you_mean, note
 from fedjax_ssl.federated import Method, ServerState
 from fedjax_ssl.folder.checkpoint import Checkpoints

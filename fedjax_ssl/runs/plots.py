@@ -3,8 +3,8 @@
 import io
 
 from fedjax_ssl import data
-from fedjax_ssl.folder.curves import plot_curves
 from fedjax_ssl.folder.files import StorageError
+from fedjax_ssl.folder.plot_curves import plot_curves
 from fedjax_ssl.own_code import said
 from fedjax_ssl.runs.active_run import Run
 

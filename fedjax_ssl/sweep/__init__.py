@@ -1,7 +1,7 @@
 """Many runs from one command; see docs/sweeps.md.
 
 1. `command.py` reads the command line, `axes.py` makes points of `--set` and `--seeds`.
-2. `plan.py` makes a config and a name of every point, and tells which runs share a compiled
+2. `sweep_plan.py` makes a config and a name of every point, and tells which runs share a compiled
    program.
 3. `workers.py` deals the programs to processes of this machine; `cluster.py` hands them to a
    cluster as jobs instead.

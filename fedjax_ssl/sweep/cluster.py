@@ -17,8 +17,8 @@ from fedjax_ssl.config import ConfigError
 from fedjax_ssl.errors import counted
 from fedjax_ssl.folder.folder_lock import FolderLock
 from fedjax_ssl.sweep import axes, results, workers
-from fedjax_ssl.sweep import plan as plans
-from fedjax_ssl.sweep.plan import Plan, names_of, needed
+from fedjax_ssl.sweep import sweep_plan as plans
+from fedjax_ssl.sweep.sweep_plan import Plan, names_of, needed
 from fedjax_ssl.sweep.workers import Task
 
 # Starts of a job that ran into its time limit; between them it goes on from its checkpoints.

@@ -25,8 +25,8 @@ from fedjax_ssl.folder.folder_lock import FolderLock, RunFolderError
 from fedjax_ssl.folder.stored_run import on_other_data, only_class
 from fedjax_ssl.runs.divergence import EXIT_CODE
 from fedjax_ssl.sweep import axes, cluster, results, search, workers
-from fedjax_ssl.sweep import plan as plans
-from fedjax_ssl.sweep.plan import Plan, PlannedRun, names_of
+from fedjax_ssl.sweep import sweep_plan as plans
+from fedjax_ssl.sweep.sweep_plan import Plan, PlannedRun, names_of
 
 _EXAMPLES = """\
 examples:

@@ -17,7 +17,7 @@ from fedjax_ssl import command_line
 from fedjax_ssl.folder.files import encode_json, write_atomically
 from fedjax_ssl.folder.folder_lock import FolderLocked
 from fedjax_ssl.folder.stored_run import read_object
-from fedjax_ssl.sweep.plan import Plan, PlannedRun
+from fedjax_ssl.sweep.sweep_plan import Plan, PlannedRun
 
 DONE = "done"
 DIVERGED = "diverged"

@@ -39,7 +39,7 @@ from fedjax_ssl.runs.loop import Point
 from fedjax_ssl.runs.shared import Shared
 from fedjax_ssl.sweep import axes, results, workers
 from fedjax_ssl.sweep.axes import Axis, Range
-from fedjax_ssl.sweep.plan import Plan, PlannedRun, needed, place_of_labels
+from fedjax_ssl.sweep.sweep_plan import Plan, PlannedRun, needed, place_of_labels
 
 METRIC = "validation_accuracy"
 # Names here and Optuna's; the first ones are the defaults.

@@ -26,9 +26,9 @@ from fedjax_ssl.errors import counted, note
 from fedjax_ssl.runs.compile import OutOfMemory
 from fedjax_ssl.runs.loop import Point, run_batch
 from fedjax_ssl.runs.shared import Shared
-from fedjax_ssl.sweep import plan as plans
 from fedjax_ssl.sweep import results
-from fedjax_ssl.sweep.plan import Plan, PlannedRun
+from fedjax_ssl.sweep import sweep_plan as plans
+from fedjax_ssl.sweep.sweep_plan import Plan, PlannedRun
 
 # Runs that are worth a process of their own, whose start takes some seconds, and how many parts of
 # a large sweep a worker gets.

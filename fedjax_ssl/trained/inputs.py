@@ -13,7 +13,6 @@ from jaxtyping import Int, Shaped
 
 from fedjax_ssl.data.dataset import in_one_form
 from fedjax_ssl.data.reading.columns import TEST, TRAIN, VALIDATION, read_columns
-from fedjax_ssl.data.reading.features import TableReading
 from fedjax_ssl.data.reading.own import (
     MARKS,
     SHOWN,
@@ -37,6 +36,7 @@ from fedjax_ssl.data.reading.pictures import (
     list_images,
     read_alike,
 )
+from fedjax_ssl.data.reading.table_reading import TableReading
 from fedjax_ssl.data.sources.folder import UNLABELLED, find_table, read_by_table
 from fedjax_ssl.errors import counted
 from fedjax_ssl.trained.trained_model import TrainedModel, TrainedModelError

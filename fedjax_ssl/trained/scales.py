@@ -7,7 +7,7 @@ import numpy as np
 
 from fedjax_ssl.data.dataset import in_one_form
 from fedjax_ssl.data.federation.federated_data import client_number
-from fedjax_ssl.data.reading.features import rows_of
+from fedjax_ssl.data.reading.table_reading import rows_of
 from fedjax_ssl.data.standardization import statistics_of
 from fedjax_ssl.errors import counted, note
 from fedjax_ssl.registry import did_you_mean

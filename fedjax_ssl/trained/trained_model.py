@@ -18,8 +18,8 @@ from jaxtyping import Bool, Float, Shaped
 from fedjax_ssl.data.dataset import check_finite
 from fedjax_ssl.data.federation.federated_data import client_number
 from fedjax_ssl.data.fingerprint import of_arrays, of_examples
-from fedjax_ssl.data.reading.features import TableReading, rows_of
 from fedjax_ssl.data.reading.own import Findings, as_text, named
+from fedjax_ssl.data.reading.table_reading import TableReading, rows_of
 from fedjax_ssl.errors import how_to_install, note
 from fedjax_ssl.folder.checkpoint import Checkpoints
 from fedjax_ssl.folder.files import write_atomically

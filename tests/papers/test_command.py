@@ -15,7 +15,7 @@ from fedjax_ssl import cli
 from fedjax_ssl.cli import clone
 from fedjax_ssl.config import ConfigError
 from fedjax_ssl.folder.stored_run import read_run
-from fedjax_ssl.sweep import plan as plans
+from fedjax_ssl.sweep import sweep_plan as plans
 
 PAPER = """
 name = "Mine"

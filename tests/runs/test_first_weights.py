@@ -14,7 +14,7 @@ from flax.traverse_util import flatten_dict
 
 import fedjax_ssl as fs
 from fedjax_ssl import cli
-from fedjax_ssl.data.reading.features import Feature, TableReading
+from fedjax_ssl.data.reading.table_reading import Feature, TableReading
 from fedjax_ssl.errors import ConfigNote
 from fedjax_ssl.runs.build import load_experiment
 from fedjax_ssl.runs.compile import static_part

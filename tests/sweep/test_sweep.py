@@ -28,7 +28,7 @@ from fedjax_ssl.runs.loop import run
 from fedjax_ssl.runs.shared import Shared
 from fedjax_ssl.sweep import cluster, results, search, workers
 from fedjax_ssl.sweep import command as sweep_command
-from fedjax_ssl.sweep import plan as plans
+from fedjax_ssl.sweep import sweep_plan as plans
 from fedjax_ssl.sweep.axes import parse_axis, points
 from tests.runs.test_resume import rows_of
 from tests.saved import state_of

@@ -17,9 +17,9 @@ import numpy as np
 
 from fedjax_ssl.data.dataset import Dataset, Reading, Split
 from fedjax_ssl.data.fingerprint import of_files
-from fedjax_ssl.data.reading.features import TableReading
 from fedjax_ssl.data.reading.own import Place
 from fedjax_ssl.data.reading.pictures import ImageReading
+from fedjax_ssl.data.reading.table_reading import TableReading
 
 ROOT_VARIABLE = "FEDJAX_SSL_DATA"
 FACTS = ("name", "class_names", "client_names", "input_max", "mean", "std", "coarse_names", "extra")

@@ -9,7 +9,6 @@ import numpy as np
 from fedjax_ssl.checks import In, Whole
 from fedjax_ssl.data.dataset import Dataset, Names, Split, check_finite
 from fedjax_ssl.data.reading.columns import read_columns
-from fedjax_ssl.data.reading.features import FAR
 from fedjax_ssl.data.reading.own import (
     EMBEDDED,
     TEST_ARRAYS,
@@ -26,6 +25,7 @@ from fedjax_ssl.data.reading.own import (
 )
 from fedjax_ssl.data.reading.register import dataset
 from fedjax_ssl.data.reading.shares import read_proportions
+from fedjax_ssl.data.reading.table_reading import FAR
 from fedjax_ssl.errors import counted
 from fedjax_ssl.registry import Changes
 

@@ -9,7 +9,6 @@ from fedjax_ssl.data.dataset import Dataset, Names
 from fedjax_ssl.data.federation.federated_data import client_number
 from fedjax_ssl.data.reading.cache import facts_of, kept_for
 from fedjax_ssl.data.reading.columns import Columns, TableOptions, read_columns
-from fedjax_ssl.data.reading.features import CellOptions, TableReading, fit, identifiers
 from fedjax_ssl.data.reading.own import (
     SHOWN,
     Findings,
@@ -23,6 +22,7 @@ from fedjax_ssl.data.reading.own import (
 )
 from fedjax_ssl.data.reading.register import dataset
 from fedjax_ssl.data.reading.shares import proportions_digest
+from fedjax_ssl.data.reading.table_reading import CellOptions, TableReading, fit, identifiers
 
 if TYPE_CHECKING:  # takes long to import
     import pandas

@@ -8,8 +8,13 @@ from typing import TYPE_CHECKING
 from fedjax_ssl.lazy import attach
 
 if TYPE_CHECKING:
+    from fedjax_ssl.federated.uploads.named_transforms import (
+        FAULTS,
+        PRIVACY,
+        UPLOADS,
+        upload_transforms,
+    )
     from fedjax_ssl.federated.uploads.non_finite import drop_non_finite
-    from fedjax_ssl.federated.uploads.registry import FAULTS, PRIVACY, UPLOADS, upload_transforms
     from fedjax_ssl.federated.uploads.sums import SUMS, Combine
     from fedjax_ssl.federated.uploads.transform import (
         UploadTransform,

@@ -4,7 +4,7 @@ import matplotlib.figure
 import matplotlib.image
 import pytest
 
-from fedjax_ssl.folder.curves import plot_curves
+from fedjax_ssl.folder.plot_curves import plot_curves
 
 ROWS = [
     {

@@ -9,7 +9,7 @@ import pytest
 from fedjax_ssl import config as configs
 from fedjax_ssl.config import ConfigError
 from fedjax_ssl.folder.folder_lock import RunFolderError
-from fedjax_ssl.sweep import plan as plans
+from fedjax_ssl.sweep import sweep_plan as plans
 from fedjax_ssl.sweep.axes import Axis, Range, parse_axis, parse_seeds, points
 
 RATE = parse_axis("optimizer.learning_rate=0.03,0.1")
