@@ -69,9 +69,9 @@ def _check(asked: argparse.Namespace, settings: list[tuple[str, str]]) -> int:
     )
     check_known("source of your own", source, data.OWN)
     found = data.check(path, source, root=asked.root, **_options(source, list(named.items())))
-    print(f"{path}: read as {source!r}, {data.available()[source]}\n")
+    print(f"{path}: read as {source!r}, {data.available()[source]}")
     if found.dataset is not None:
-        print(_table(_contents(found.dataset)))
+        print(f"\n{_table(_contents(found.dataset))}")
     for title, lines in (("worth a look", found.notes), ("problems", found.problems)):
         if lines:
             listed = (
@@ -176,6 +176,9 @@ def _contents(dataset: data.Dataset) -> dict[str, str]:
     names = [str(name) for name in dataset.extra.get("features", ())]
     vector = f"features: {_few(names)}" if names else "features"
     kind = vector if train.x.ndim == 2 else "height x width x channels"
+    if dataset.views is not None:
+        weak, strong = dataset.views
+        kind = f"the example, {weak} weak and {strong} strong views of it x features"
     none = (
         "none of its own; hold out with --data.test_clients, test_fraction or client_test_fraction"
     )
@@ -190,7 +193,7 @@ def _contents(dataset: data.Dataset) -> dict[str, str]:
         lines["coarse labels"] = f"{len(dataset.coarse_names)}: {_few(dataset.coarse_names)}"
     if train.client is None:
         lines["clients"] = (
-            "none of its own; say which column, folder or array names them, or choose a "
+            "1, as nothing names them; say which column, folder or array does, or choose a "
             "partition, such as --partition.name=iid --partition.num_clients=10"
         )
     else:
@@ -199,7 +202,11 @@ def _contents(dataset: data.Dataset) -> dict[str, str]:
         lines["clients"] = _shares(names, counts, "training examples")
         labelled = np.array([(train.y[train.client == number] >= 0).sum() for number in ids])
         if 0 < labelled.sum() < len(train):
-            lines["labels"] = _shares(names, labelled, "labelled training examples")
+            at = int((labelled > 0).sum())
+            lines["labels"] = (
+                f"{labelled.sum():,} of {len(train):,} training examples have one, at {at:,} of "
+                f"{_shares(names, labelled, 'labelled training examples', 'clients')}"
+            )
     return lines
 
 
@@ -218,11 +225,12 @@ def _split_in_words(split: data.Split) -> str:
     return ", ".join(parts)
 
 
-def _shares(names: Sequence[str], counts: np.ndarray, what: str) -> str:
+def _shares(names: Sequence[str], counts: np.ndarray, what: str, whose: str = "") -> str:
     """Count examples of each class or client, or say between what the counts are."""
+    number = f"{len(names):,} {whose}".rstrip()
     if len(names) > MANY:
-        return f"{len(names):,}: {_few(names)}; {counts.min():,} to {counts.max():,} {what} each"
-    return f"{len(names)}: " + ", ".join(
+        return f"{number}: {_few(names)}; {counts.min():,} to {counts.max():,} {what} each"
+    return f"{number}: " + ", ".join(
         f"{name} ({count:,})" for name, count in zip(names, counts, strict=True)
     )
 

@@ -248,7 +248,8 @@ def _command(proposal: Proposal, config: str, settings: Mapping[str, str]) -> Co
     if proposal.labels:
         argument += f",{proposal.labels}"
     named = config if argument == "fedavg" else f"{config}:{argument}"
-    return Command(proposal, named, {**settings, **proposal.settings})
+    head = {"model.start": "zero"} if config == "features" else {}
+    return Command(proposal, named, {**settings, **head, **proposal.settings})
 
 
 def _composed(labels: Labels, config: str, settings: Mapping[str, str]) -> Command | None:

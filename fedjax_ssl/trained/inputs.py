@@ -21,7 +21,6 @@ from fedjax_ssl.data.reading.own import (
     VALIDATION_ARRAYS,
     DatasetUnavailable,
     Findings,
-    as_text,
     cell_text,
     is_table,
     named,
@@ -147,7 +146,7 @@ def _read_table(path: Path, model: TrainedModel, client: str | None) -> Examples
     clients = None
     column = reading.roles.get("client")
     if model.scales and client is None and column in table:
-        clients = named(as_text(table[column]))
+        clients = named(table[column].tolist())
     whose = model.scales.names_of(client if clients is None else clients, len(table))
     inputs, used = reading.read(table, findings, whose)
     findings.stop(path)
@@ -158,7 +157,7 @@ def _read_table(path: Path, model: TrainedModel, client: str | None) -> Examples
     labels = _known(texts, model.class_names, findings.notes, reading.marks)[used]
     places = table.index[used].tolist()
     if (group := reading.roles.get("group")) in table:
-        ids = as_text(table[group][used])
+        ids = table[group][used]
         places = [f"{one}, {place}" for one, place in zip(ids, places, strict=True)]
     known = (*reading.roles.values(), *(feature.name for feature in reading.features))
     if others := [name for name in table if name not in known]:

@@ -423,9 +423,10 @@ class TrainedModel:
                 "inputs are a table, but this model did not learn from one; give an array"
             )
         findings = Findings()
+        table = as_text(table)
         column = self.reading.roles.get("client")
         if client is None and self.scales and column in table:
-            client = named(as_text(table[column]))
+            client = named(table[column].tolist())
         client = whose_inputs(client, len(table))
         table = table.set_axis([f"row {row}" for row in range(len(table))])
         rows, used = self.reading.read(table, findings, self.scales.names_of(client, len(table)))

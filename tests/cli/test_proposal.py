@@ -187,7 +187,10 @@ def test_labels_by_site_and_what_is_wrong_with_columns_are_said(capsys, tmp_path
     path = table(tmp_path, **columns)
     _, output = printed(capsys, path, *ROLES, "--root", tmp_path / "root")
     output = " ".join(output.split())
-    assert "labels 3: north (10), south (10), west (10)" in output
+    assert (
+        "labels 30 of 120 training examples have one, at 3 of 3 clients: north (10), south (10), "
+        "west (10)"
+    ) in output
     assert "(Typ: 0, 1, 2, 3); where they are codes" in output and "data.codes=Typ" in output
     assert "input 'Farbe=Rot' (1 example) is spelt almost like 'Farbe=rot'" in output
 
@@ -205,7 +208,7 @@ def test_all_that_is_wrong_with_a_table_is_said_at_once(capsys, tmp_path):
     assert "1 of 120 rows have missing cells, first patients.csv, line 10; by column: Mass" in said
     assert f"then: fedjax-ssl data check {path}" in output
     code, output = printed(capsys, path, *ROLES, "--data.codes=CRP", "--data.ignore=Mass", *root)
-    assert code == 0 and "labels 3: north (10)" in " ".join(output.split())
+    assert code == 0 and "at 3 of 3 clients: north (10)" in " ".join(output.split())
 
 
 @pytest.mark.thorough

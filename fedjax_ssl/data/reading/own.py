@@ -137,7 +137,8 @@ ROUNDED = r"[+-]?\d([.,]\d+)?[eE]\+?\d+"
 
 
 def cell_text(value: Any) -> str:
-    """Write a cell as text: whole numbers without a point, rounded ones with their exponent.
+    """Write a cell as text: whole numbers without a point, rounded ones with their exponent, truth
+    values as 1 and 0.
 
     Example:
         >>> from fedjax_ssl.data.reading.own import cell_text
@@ -146,17 +147,11 @@ def cell_text(value: Any) -> str:
     """
     if isinstance(value, bytes):
         value = value.decode(errors="replace")
+    elif isinstance(value, bool):
+        value = int(value)
     elif isinstance(value, float) and value.is_integer():
         value = int(value) if abs(value) < EXACT else f"{value:.16e}"
     return str(value).strip()
-
-
-def as_cells(texts: Sequence[str], marks: Collection[str]) -> list[str]:
-    """Write a mark of missing cells, in capitals or not, as ""."""
-    missing = {in_one_form(mark).casefold() for mark in marks}
-    # Of numbers alone one has several forms, and most tables have no number as a mark.
-    form = in_one_form if any(re.search(r"\d", mark) for mark in missing) else str
-    return ["" if form(text).casefold() in missing else text for text in texts]
 
 
 def named(
@@ -174,13 +169,11 @@ def named(
         >>> named(["7", "7.0", "NA", "-1", "north"])
         ['7', '7', '', '', 'north']
     """
-    given = {name.casefold() for name in known}
-    none = {"-1"} - given
+    none = {in_one_form(mark).casefold() for mark in ("-1", *marks)}
+    none -= {name.casefold() for name in known}
     forms = {text: in_one_form(text) for text in set(texts)}
-    cells = as_cells(
-        [forms[text] for text in texts], [one for one in marks if one.casefold() not in given]
-    )
-    return ["" if cell in none else cell for cell in cells]
+    cells = {text: "" if form.casefold() in none else form for text, form in forms.items()}
+    return [cells[text] for text in texts]
 
 
 def numbered(texts: Sequence[str]) -> tuple[np.ndarray, tuple[str, ...]]:
@@ -197,7 +190,8 @@ def numbered(texts: Sequence[str]) -> tuple[np.ndarray, tuple[str, ...]]:
 PARQUET = (".parquet", ".pq")
 SEPARATED = (".csv", ".tsv", ".txt")
 DELIMITERS = ",;\t"
-CLASSES = 20  # more different values are not listed as possible classes
+FEW_VALUES = 20  # a column of more values is not listed as one of classes or clients
+ROWS_EACH = {"label": 2, "client": 5}  # rows of a value, of which a listed column has no fewer
 
 
 def is_table(path: Path) -> bool:
@@ -219,7 +213,7 @@ def read_table(path: Path, columns: Sequence[str] | None = None) -> "pandas.Data
         columns: their names, for a file of text in which no line may name them.
 
     Returns:
-        The table: of separated text all columns are text without blanks at the ends of cells.
+        The table as text.
 
     Raises:
         DatasetUnavailable: the file is not there.
@@ -239,7 +233,7 @@ def read_table(path: Path, columns: Sequence[str] | None = None) -> "pandas.Data
         raise BadData(
             path, "has no rows; the first line names the columns, every other one is an example"
         )
-    return frame[names]
+    return as_text(frame[names]) if is_parquet else frame[names]
 
 
 def no_column(name: str, there: Iterable[str], asked: str = "") -> str:
@@ -250,33 +244,40 @@ def no_column(name: str, there: Iterable[str], asked: str = "") -> str:
     )
 
 
-def as_text(column: "pandas.Series") -> list[str]:
-    """Take a column as text: whole numbers without a point, truth values as 0 and 1, nothing as
-    "".
-    """
-    gaps = column.isna()
-    values = column[~gaps].tolist()
-    if all(isinstance(value, bool) for value in values):
-        values = list(map(int, values))
-    texts = iter(map(cell_text, values))
-    return ["" if gap else next(texts) for gap in gaps]
+def as_text(table: "pandas.DataFrame") -> "pandas.DataFrame":
+    """Write all cells of a table as `cell_text` does, missing ones as ""."""
+    import pandas
+
+    columns = {
+        name: [
+            "" if gap else cell_text(cell)
+            for gap, cell in zip(column.isna(), column.tolist(), strict=True)
+        ]
+        for name, column in table.items()
+    }
+    return pandas.DataFrame(columns, table.index, dtype=object)
 
 
 def as_numbers(cells: Iterable[str], decimal: str = ".") -> np.ndarray:
     """Take text as float64 [n], true and false as 1 and 0, NaN where it is no number of single
     precision.
     """
-    known = {"true": "1", "false": "0"}
+    import pandas
 
-    def number(cell: str) -> float:
-        try:
-            text = known.get(cell.casefold(), cell).replace("_", "?")
-            return float(text if decimal == "." else text.replace(".", "?").replace(decimal, "."))
-        except ValueError:
-            return np.nan
-
-    values = np.array([number(cell) for cell in cells])
+    texts = pandas.Series(cells, dtype=object).str.casefold().replace({"true": "1", "false": "0"})
+    if decimal != ".":
+        texts = texts.str.replace(".", "?", regex=False).str.replace(decimal, ".")
+    values = pandas.to_numeric(texts, errors="coerce").to_numpy(np.float64)
     return np.where(np.abs(values) <= LARGEST, values, np.nan)
+
+
+def without_marks(cells: "pandas.Series", marks: Collection[str]) -> "pandas.Series":
+    """Write marks of missing cells, in capitals or not and numbers in any form, as ""."""
+    missing = cells.str.casefold().isin([mark.casefold() for mark in marks])
+    numbers = as_numbers(marks)
+    if np.isfinite(numbers).any():
+        missing |= np.isin(as_numbers(cells), numbers)
+    return cells.mask(missing, "")
 
 
 def read_roles(
@@ -298,8 +299,6 @@ def read_roles(
     Returns:
         The columns that are there, named by their roles.
     """
-    import pandas
-
     for role, name in roles.items():
         if name in table:
             continue
@@ -314,22 +313,37 @@ def read_roles(
             for column in table
             if column.casefold() in (name.casefold(), f"{name}s".casefold())
         ]
-    texts = {role: as_text(table[name]) for role, name in roles.items() if name in table}
-    return pandas.DataFrame(texts, index=table.index)
+    found = [role for role, name in roles.items() if name in table]
+    return table[[roles[role] for role in found]].set_axis(found, axis=1)
 
 
-def possible_labels(table: "pandas.DataFrame") -> dict[str, int]:
-    """Count the values of the columns whose values repeat, and which may be labels or clients."""
-    counts = {name: len(set(as_text(table[name])) - {""}) for name in table}
-    most = min(CLASSES, len(table) // 2)
+def possible_columns(table: "pandas.DataFrame", role: str) -> dict[str, int]:
+    """Count the values of the columns that may be those of a role, as each value has many rows."""
+    counts = table.where(table != "").nunique()
+    most = min(FEW_VALUES, len(table) // ROWS_EACH.get(role, 1))
     return {name: count for name, count in counts.items() if 1 < count <= most}
 
 
 def columns_of_few_values(table: "pandas.DataFrame", role: str) -> str:
     """Say how to name the column of a role, and which have few values, with their number."""
-    few = ", ".join(f"{name} ({count})" for name, count in possible_labels(table).items())
+    few = ", ".join(f"{name} ({count})" for name, count in possible_columns(table, role).items())
     listed = f"; columns of few values, and how many these are: {few}" * bool(few)
     return f"; name the right one with --data.{role}_column=COLUMN{listed}"
+
+
+def say_one_client(table: "pandas.DataFrame", taken: Iterable[str], findings: Findings) -> None:
+    """Note that no column of a table names clients, and which could.
+
+    Args:
+        table: the table.
+        taken: columns that have another meaning.
+        findings: for the note.
+    """
+    others = table.drop(columns=[name for name in taken if name in table])
+    findings.notes.append(
+        "no column names the clients, so that all rows are one client's"
+        f"{columns_of_few_values(others, 'client')}"
+    )
 
 
 def _read_text(path: Path, columns: Sequence[str] | None) -> "pandas.DataFrame":

@@ -16,7 +16,7 @@ from jaxtyping import Float, Int
 
 from fedjax_ssl.data.dataset import in_one_form
 from fedjax_ssl.data.reading.fetch import file_sha256
-from fedjax_ssl.data.reading.own import Place, as_numbers, as_text, read_table
+from fedjax_ssl.data.reading.own import Place, as_numbers, read_table
 from fedjax_ssl.registry import did_you_mean
 
 TOLERANCE = 1e-3  # by which a row may miss 1, as rounded shares do; it is normalized then
@@ -66,8 +66,8 @@ def read_proportions(
     places = {str(client_names[number]): place for place, number in enumerate(there)}
     known = {*zip(client.tolist(), sets.tolist(), strict=True)}
     table = np.zeros((len(there), int(sets.max(initial=0)) + 1, len(class_names)))
-    values = np.stack([as_numbers(as_text(frame[name])) for name in class_names], axis=1)
-    rows = zip(frame.index, as_text(frame["client"]), as_text(frame["set"]), values, strict=True)
+    values = np.stack([as_numbers(frame[name]) for name in class_names], axis=1)
+    rows = zip(frame.index, frame["client"], frame["set"], values, strict=True)
     for where, client_text, set_text, given in rows:
         name, number = map(in_one_form, (client_text, set_text))
         if name not in places:

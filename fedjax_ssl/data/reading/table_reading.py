@@ -14,12 +14,11 @@ from fedjax_ssl.data.dataset import Names, Reading, in_one_form
 from fedjax_ssl.data.reading.own import (
     MARKS,
     Findings,
-    as_cells,
     as_numbers,
-    as_text,
     no_column,
     numbered,
     some,
+    without_marks,
 )
 
 if TYPE_CHECKING:  # takes long to import
@@ -73,7 +72,7 @@ class Feature:
     # ^ stands in for a missing cell, where `TableReading.missing` is median: that of the training
     # examples; place of the most frequent word
 
-    def values(self, cells: Sequence[str], decimal: str = ".") -> Float[np.ndarray, " n"]:
+    def values(self, cells: "pandas.Series", decimal: str = ".") -> Float[np.ndarray, " n"]:
         """Read cells as numbers, words as places among the levels; NaN where a cell is missing
         or does not fit.
         """
@@ -82,7 +81,7 @@ class Feature:
         if self.kind == "date":
             return _days(cells, self.form)
         places = {level: place for place, level in enumerate(self.levels)}
-        return np.array([places.get(in_one_form(cell), np.nan) for cell in cells])
+        return cells.map(in_one_form).map(places).to_numpy(np.float64)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -159,11 +158,11 @@ class TableReading(Reading):
             if feature.name not in table:
                 findings.problems.append(no_column(feature.name, table))
                 continue
-            cells = as_cells(as_text(table[feature.name]), self.marks)
+            cells = without_marks(table[feature.name], self.marks)
             values = feature.values(cells, self.decimal)
-            gap = np.array(cells) == ""
+            gap = (cells == "").to_numpy()
             if len(wrong := np.flatnonzero(np.isnan(values) & ~gap)):
-                self._tell(feature, cells[wrong[0]], some(wrong, table.index), findings)
+                self._tell(feature, cells.iloc[wrong[0]], some(wrong, table.index), findings)
             if gap.any():
                 gaps[feature.name] = gap
             values = self._filled(place, values, gap, whose, findings)[:, None]
@@ -271,8 +270,8 @@ def fit(
     whose = rows_of(clients)
     whose.pop("", None)
     for name in names:
-        cells = as_cells(as_text(table[name]), reading.marks)
-        feature = kind_of(name, np.array(cells, object)[train].tolist(), reading, findings)
+        cells = without_marks(table[name], reading.marks)
+        feature = kind_of(name, cells[train & (cells != "")], reading, findings)
         values = feature.values(cells, reading.decimal)
         known = values[train & np.isfinite(values)]
         if not len(known):
@@ -328,28 +327,29 @@ def rows_of(clients: Sequence[Any]) -> dict[Any, Int[np.ndarray, " m"]]:
     return {client: np.array(found) for client, found in rows.items()}
 
 
-def kind_of(name: str, cells: Sequence[str], reading: TableReading, findings: Findings) -> Feature:
+def kind_of(
+    name: str, present: "pandas.Series", reading: TableReading, findings: Findings
+) -> Feature:
     """Tell numbers, dates and words apart: a column that the options name holds codes or dates, one
     without a single number holds words.
     """
-    present = [cell for cell in cells if cell]
     if name in reading.dates:
         return Feature(name, "date", reading.date_format)
     numbers = np.isfinite(as_numbers(present, reading.decimal))
-    if name not in reading.codes and (numbers.any() or not present):
+    if name not in reading.codes and (numbers.any() or present.empty):
         return Feature(name)
     if name not in reading.codes and np.isfinite(as_numbers(present, ",")).all():
         findings.problems.append(
-            f"column {name!r} holds numbers with a decimal comma, such as {present[0]!r}; give "
-            "data.decimal=, or write them with a point"
+            f"column {name!r} holds numbers with a decimal comma, such as {present.iloc[0]!r}; "
+            "give data.decimal=, or write them with a point"
         )
         return Feature(name)
-    _, levels = numbered([in_one_form(cell) for cell in present])
+    _, levels = numbered(present.map(in_one_form).tolist())
     once = len(levels) == len(present)
     if len(levels) > reading.max_levels or (once and len(present) >= FEW):
         most = "each of them once" if once else f"more than data.max_levels={reading.max_levels}"
         findings.problems.append(
-            f"column {name!r} holds {len(levels):,} different words, such as {present[0]!r}, "
+            f"column {name!r} holds {len(levels):,} different words, such as {present.iloc[0]!r}, "
             f"{most}, too many for an input each; leave it out with data.ignore={name}, or say "
             f"what it is: data.dates={name} (with data.date_format), data.client_column={name}, "
             f"data.group_column={name}"
@@ -371,11 +371,9 @@ def identifiers(names: Sequence[str], x: Float[np.ndarray, "n features"]) -> lis
     ]
 
 
-def _days(cells: Sequence[str], form: str) -> Float[np.ndarray, " n"]:
+def _days(cells: "pandas.Series", form: str) -> Float[np.ndarray, " n"]:
     """Read dates as days since 1970, NaN where a cell is none."""
     import pandas
 
-    found = pandas.to_datetime(
-        pandas.Series(cells, dtype=object), format=form, errors="coerce", utc=True
-    )
+    found = pandas.to_datetime(cells, format=form, errors="coerce", utc=True)
     return (found - pandas.Timestamp(0, tz="UTC")).dt.total_seconds().to_numpy() / 86400

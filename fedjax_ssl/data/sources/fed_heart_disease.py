@@ -16,7 +16,6 @@ from fedjax_ssl.data.reading.own import (
     BadData,
     Findings,
     Place,
-    as_cells,
     as_numbers,
     not_here,
     read_table,
@@ -129,7 +128,7 @@ def _read(path: Path, findings: Findings) -> tuple[np.ndarray, np.ndarray, np.nd
     known = {}
     for name, column in table.set_axis(COLUMNS, axis=1).items():
         cells = [cell.strip("' ") for cell in column]
-        known[name] = as_numbers(as_cells(cells, ("?",)))
+        known[name] = as_numbers(cells)
         what = "a number"
         strange = np.isnan(known[name])
         if allowed := {**LEVELS, "num": range(5)}.get(str(name)):

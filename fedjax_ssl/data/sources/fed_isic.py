@@ -21,7 +21,6 @@ from fedjax_ssl.data.reading.own import (
     DatasetUnavailable,
     Findings,
     Place,
-    as_text,
     read_table,
 )
 from fedjax_ssl.data.reading.pictures import read_images
@@ -139,7 +138,7 @@ def _read_table(path: Path) -> tuple[list[str], np.ndarray, np.ndarray, np.ndarr
             f"{NAME}: {path} has no column {', '.join(missing)}; found: {', '.join(table)}. "
             f"Needed are {', '.join(COLUMNS)}: take the file {TABLE} of FLamby as it is."
         )
-    names, target, center, fold = (as_text(table[name]) for name in COLUMNS)
+    names, target, center, fold = (table[name].tolist() for name in COLUMNS)
     for name, cells, bound in (("target", target, len(CLASSES)), ("center", center, len(CENTRES))):
         for row, cell in enumerate(cells):
             if not (cell.isascii() and cell.isdigit() and int(cell) < bound):

@@ -21,6 +21,7 @@ from fedjax_ssl.data.reading.own import (
     is_table,
     read_roles,
     read_table,
+    say_one_client,
     some,
 )
 from fedjax_ssl.data.reading.pictures import (
@@ -127,6 +128,8 @@ def load_folder(
             files, texts = _by_folders(listing, layout, findings)
         else:
             files, texts = read_by_table(table, listing, columns, findings)
+            if "client" not in texts:
+                say_one_client(read_table(table), columns.values(), findings)
             if given.is_dir():
                 findings.notes.append(
                     f"{table.name} says what the images show, not the names of their folders"

@@ -16,9 +16,10 @@ from fedjax_ssl.data.reading.own import (
     as_numbers,
     given_path,
     no_column,
-    possible_labels,
+    possible_columns,
     read_roles,
     read_table,
+    say_one_client,
 )
 from fedjax_ssl.data.reading.register import dataset
 from fedjax_ssl.data.reading.shares import proportions_digest
@@ -97,6 +98,9 @@ def load_table(
         texts = read_roles(table, roles, ("label",) if options.classes is None else (), findings)
         there = {role: roles[role] for role in texts}
         chosen = _features(table, there, named, findings)
+        if "client" not in there:
+            meant = [name for columns in named.values() for name in columns]
+            say_one_client(table, (*there.values(), *meant), findings)
         asked = TableReading(
             there,
             cells.missing,
@@ -108,7 +112,8 @@ def load_table(
             cells.decimal,
         )
         if "label" not in texts and options.classes is None:  # what else is wrong is said with it
-            sure = [name for name in chosen if name not in possible_labels(table)]
+            unsure = possible_columns(table, "label")
+            sure = [name for name in chosen if name not in unsure]
             fit(table, sure, np.ones(len(table), bool), asked, findings).read(table, findings)
         findings.stop(given)
         columns = read_columns(texts, options.classes, findings, marks)
