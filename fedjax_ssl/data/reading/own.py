@@ -264,20 +264,24 @@ def as_numbers(cells: Iterable[str], decimal: str = ".") -> np.ndarray:
     """
     import pandas
 
-    texts = pandas.Series(cells, dtype=object).str.casefold().replace({"true": "1", "false": "0"})
+    texts = pandas.Series(cells, dtype=object)
     if decimal != ".":
         texts = texts.str.replace(".", "?", regex=False).str.replace(decimal, ".")
-    values = pandas.to_numeric(texts, errors="coerce").to_numpy(np.float64)
+    values = pandas.to_numeric(texts, errors="coerce").to_numpy(np.float64, copy=True)
+    unread = np.isnan(values)
+    truths = texts[unread].str.casefold().map({"true": 1.0, "false": 0.0})
+    values[unread] = truths.to_numpy(np.float64)
     return np.where(np.abs(values) <= LARGEST, values, np.nan)
 
 
 def without_marks(cells: "pandas.Series", marks: Collection[str]) -> "pandas.Series":
     """Write marks of missing cells, in capitals or not and numbers in any form, as ""."""
-    missing = cells.str.casefold().isin([mark.casefold() for mark in marks])
+    spelt = [form(mark) for mark in marks for form in (str, str.lower, str.upper, str.capitalize)]
+    missing = cells.isin(spelt)
     numbers = as_numbers(marks)
     if np.isfinite(numbers).any():
         missing |= np.isin(as_numbers(cells), numbers)
-    return cells.mask(missing, "")
+    return cells.mask(missing, "") if missing.any() else cells
 
 
 def read_roles(

@@ -145,7 +145,8 @@ def load_table(
 
 def _about_names(table: "pandas.DataFrame") -> list[str]:
     """Say which names of columns are numbers, as those of a table without a line of names are."""
-    if not (numbers := [name for name in table if np.isfinite(as_numbers([name])[0])]):
+    numbers = table.columns[np.isfinite(as_numbers(list(table)))]
+    if numbers.empty:
         return []
     return [
         f"names of columns are numbers ({', '.join(numbers[:SHOWN])}); if the first line is an "
