@@ -77,11 +77,10 @@ def test_equals_are_chosen_by_number_and_each_client_gets_its_share():
 
 def test_labels_that_are_there_count_as_chosen():
     points, _ = clusters(3, 120)
-    client = np.arange(120) % 4
-    first = fs.plan_labels(points, nobody(120), client, budget=16, settings=FEW)
+    first = fs.plan_labels(points, nobody(120), budget=16, settings=FEW)
     labels = nobody(120)
     labels[first.rows[:6]] = 3  # whatever the labels are
-    rest = fs.plan_labels(points, labels, client, budget=10, settings=FEW)
+    rest = fs.plan_labels(points, labels, budget=10, settings=FEW)
     assert rest.rows.tolist() == first.rows[6:].tolist()
     assert rest.covered == pytest.approx(first.gain[:6].sum(), rel=1e-5)
 
@@ -161,8 +160,6 @@ def test_margin_takes_what_the_network_cannot_tell():
     labels[6] = 0
     plan = fs.plan_labels(TEN, labels, budget=4, strategy="margin", probabilities=probabilities)
     assert plan.rows.tolist() == [2, 7, 3, 9]
-    with pytest.raises(ValueError, match="'margin' needs probabilities"):
-        fs.plan_labels(TEN, labels, budget=4, strategy="margin")
 
 
 def test_random_is_uniform_and_without_repetition():
@@ -174,17 +171,31 @@ def test_random_is_uniform_and_without_repetition():
     assert set(np.concatenate([plan.rows for plan in plans])) == set(range(10))
 
 
-def test_bad_input_in_one_sentence():
-    points, _ = clusters(0, 30)
-    labels = nobody(30)
-    cases = [
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
         ({"budget": 0}, "budget is 0; it must be a whole number of at least 1"),
         ({}, "budget and per_client are None; give one of them"),
         ({"budget": 3, "strategy": "best"}, "strategy is 'best'"),
-    ]
-    for given, message in cases:
-        with pytest.raises(ValueError, match=message):
-            fs.plan_labels(points, labels, settings=FEW, **given)
+        ({"budget": 1, "strategy": "margin"}, "'margin' needs probabilities"),
+        (
+            {"budget": 1, "strategy": "margin", "probabilities": np.full((10, 3), np.nan)},
+            r"finite numbers of shape \(10, classes\)",
+        ),
+        (
+            {"budget": 1, "strategy": "margin", "probabilities": np.ones((2, 3))},
+            r"finite numbers of shape \(10, classes\)",
+        ),
+    ],
+)
+def test_bad_settings_are_one_sentence(given, message):
+    with pytest.raises(ValueError, match=message):
+        fs.plan_labels(TEN, nobody(10), settings=FEW, **given)
+
+
+def test_bad_input_in_one_sentence():
+    points, _ = clusters(0, 30)
+    labels = nobody(30)
     with pytest.raises(ValueError, match="there are 3 examples, and a graph with 3 neighbours"):
         fs.plan_labels(points[:3], labels[:3], budget=1, settings=FEW)
     with pytest.raises(ValueError, match="the graph has no edge"):
@@ -202,13 +213,6 @@ def test_bad_input_in_one_sentence():
         client = np.arange(30) // 10
         plan = fs.plan_labels(points, labels, client, per_client=2, strategy="random")
     assert len(plan.rows) == 4
-
-
-@pytest.mark.parametrize("wrong", [None, np.ones(6), np.ones((2, 3)), np.full((6, 3), np.nan)])
-def test_margin_needs_probabilities_of_every_point(wrong) -> None:
-    points = np.random.default_rng(0).normal(size=(6, 4))
-    with pytest.raises(ValueError, match=r"finite numbers of shape \(6, classes\)"):
-        graph.plan_labels(points, np.full(6, -1), budget=2, strategy="margin", probabilities=wrong)
 
 
 def test_clients_may_be_names_and_labels_are_whole_numbers() -> None:

@@ -26,7 +26,14 @@ def points_and_labels(num_points: int = 90, num_classes: int = 3, seed: int = 0)
     centres = 4 * np.eye(num_classes, 6)
     points = (centres[truth] + random.normal(size=(num_points, 6))).astype(np.float32)
     shown = np.where(np.arange(num_points) < 12, truth, -1).astype(np.int32)
-    return points, truth, shown
+    return points, shown
+
+
+POINTS, SHOWN = points_and_labels()
+
+
+def label(shown=SHOWN, points=POINTS, num_classes=3, **options):
+    return graph.xclp(KEY, points, shown, num_classes, num_bits=128, **options)
 
 
 @pytest.mark.parametrize("size", [1000, pytest.param(3000, marks=pytest.mark.thorough)])
@@ -65,17 +72,14 @@ def test_equals_the_dense_float64_path(size):
     ],
 )
 def test_padding_changes_no_bit(solver, options):
-    points, _, shown = points_and_labels()
     rows = np.sort(np.random.default_rng(3).choice(140, 90, replace=False))
     padded = np.random.default_rng(4).normal(size=(140, 6)).astype(np.float32)
     padded_shown = np.full(140, 2, np.int32)
-    padded[rows] = points
-    padded_shown[rows] = shown
+    padded[rows] = POINTS
+    padded_shown[rows] = SHOWN
     valid = np.isin(np.arange(140), rows)
-    alone = graph.xclp(KEY, points, shown, 3, num_bits=128, solver=solver, **options)
-    among = graph.xclp(
-        KEY, padded, padded_shown, 3, num_bits=128, valid=valid, solver=solver, **options
-    )
+    alone = label(solver=solver, **options)
+    among = label(padded_shown, padded, valid=valid, solver=solver, **options)
     for name in ("labels", "valid", "confidence", "scores"):
         ours = np.asarray(getattr(alone, name))
         theirs = np.asarray(getattr(among, name))
@@ -92,15 +96,14 @@ def test_padding_changes_no_bit(solver, options):
 @pytest.mark.usefixtures("float64")
 def test_order_of_points_and_classes_does_not_matter():
     # Cosines rather than codes: without ties, which go by the order of points.
-    points, _, shown = points_and_labels()
-    points = points.astype(np.float64)
-    straight = graph.label_propagation(points, shown, 3, Settings())
+    points = POINTS.astype(np.float64)
+    straight = graph.label_propagation(points, SHOWN, 3, Settings())
     order = np.random.default_rng(0).permutation(90)
-    turned = graph.label_propagation(points[order], shown[order], 3, Settings())
+    turned = graph.label_propagation(points[order], SHOWN[order], 3, Settings())
     np.testing.assert_allclose(turned.scores, straight.scores[order], rtol=1e-9)
     np.testing.assert_array_equal(turned.labels, straight.labels[order])
     names = np.array([2, 0, 1], np.int32)
-    renamed = graph.label_propagation(points, np.where(shown >= 0, names[shown], -1), 3, Settings())
+    renamed = graph.label_propagation(points, np.where(SHOWN >= 0, names[SHOWN], -1), 3, Settings())
     np.testing.assert_allclose(renamed.scores[:, names], straight.scores, rtol=1e-9)
     np.testing.assert_array_equal(renamed.labels, names[np.asarray(straight.labels)])
 
@@ -123,9 +126,8 @@ def test_clients_far_apart_are_labelled_as_if_alone(solver):
 
 
 def test_one_client_equals_label_propagation_alone():
-    points, _, shown = points_and_labels()
-    joint = graph.xclp(KEY, points, shown, 3, num_bits=128)
-    alone = graph.label_propagation(points, shown, 3, Settings(128), similarity="lsh", key=KEY)
+    joint = label()
+    alone = graph.label_propagation(POINTS, SHOWN, 3, Settings(128), similarity="lsh", key=KEY)
     jax.tree.map(np.testing.assert_array_equal, joint, alone)
 
 
@@ -136,16 +138,16 @@ def test_label_propagation_maps_over_padded_clients(similarity):
     clients = [points_and_labels(seed=client) for client in range(4)]
     valid = np.arange(90) < np.array(sizes)[:, None]
     points = np.where(valid[:, :, None], np.stack([client[0] for client in clients]), np.float32(9))
-    labels = np.stack([client[2] for client in clients])
+    labels = np.stack([client[1] for client in clients])
 
-    def label(some, shown, there):
+    def propagate(some, shown, there):
         return graph.label_propagation(
             some, shown, 3, Settings(128), similarity=similarity, key=KEY, valid=there
         )
 
-    together = jax.jit(jax.vmap(label))(points, labels, valid)
+    together = jax.jit(jax.vmap(propagate))(points, labels, valid)
     for client in range(4):
-        alone = label(points[client], labels[client], valid[client])
+        alone = propagate(points[client], labels[client], valid[client])
         np.testing.assert_array_equal(together.labels[client], alone.labels)
         np.testing.assert_array_equal(together.valid[client], alone.valid)
         np.testing.assert_allclose(together.scores[client], alone.scores, rtol=2e-4, atol=1e-5)
@@ -154,11 +156,10 @@ def test_label_propagation_maps_over_padded_clients(similarity):
 
 @pytest.mark.parametrize("solver", CHOLESKY_FIRST)
 def test_without_propagation_only_labelled_points_are_valid(solver):
-    points, _, shown = points_and_labels()
-    found = graph.xclp(KEY, points, shown, 3, num_bits=128, alpha=0.0, solver=solver)
-    np.testing.assert_array_equal(found.valid, shown >= 0)
-    np.testing.assert_array_equal(found.labels, shown)
-    np.testing.assert_array_equal(found.confidence, shown >= 0)
+    found = label(alpha=0.0, solver=solver)
+    np.testing.assert_array_equal(found.valid, SHOWN >= 0)
+    np.testing.assert_array_equal(found.labels, SHOWN)
+    np.testing.assert_array_equal(found.confidence, SHOWN >= 0)
 
 
 @pytest.mark.parametrize("solver", CONJUGATE_GRADIENT_FIRST)
@@ -187,27 +188,19 @@ def test_points_at_a_right_angle_to_all_others_are_isolated(solver):
 
 @pytest.mark.parametrize("scale", ["none", "max"])
 def test_no_labels_at_all(scale):
-    points, _, _ = points_and_labels()
-    none = np.full(90, -1, np.int32)
-    found = graph.xclp(
-        KEY, points, none, 3, num_bits=128, label_norm="class", confidence_scale=scale
-    )
+    found = label(np.full_like(SHOWN, -1), label_norm="class", confidence_scale=scale)
     np.testing.assert_array_equal(found.labels, -1)
     assert not found.valid.any() and not found.confidence.any() and not found.scores.any()
 
 
 def test_class_without_labels_is_never_predicted():
-    points, _, shown = points_and_labels()
-    found = graph.xclp(
-        KEY, points, np.where(shown == 1, -1, shown), 4, num_bits=128, label_norm="class"
-    )
+    found = label(np.where(SHOWN == 1, -1, SHOWN), num_classes=4, label_norm="class")
     assert set(np.asarray(found.labels).tolist()) == {0, 2}
     assert not np.asarray(found.scores)[:, [1, 3]].any() and np.isfinite(found.scores).all()
 
 
 def test_one_class():
-    points, _, shown = points_and_labels()
-    found = graph.xclp(KEY, points, np.minimum(shown, 0), 1, num_bits=128)
+    found = label(np.minimum(SHOWN, 0), num_classes=1)
     np.testing.assert_array_equal(found.labels, 0)
     np.testing.assert_array_equal(found.confidence, 1)
 
@@ -219,59 +212,55 @@ def test_one_class():
 def test_very_few_points(num_points, solver):
     points = np.array([[1, 0], [1, 0.1]], np.float32)[:num_points]
     labels = np.array([1, -1], np.int32)[:num_points]
-    found = graph.xclp(KEY, points, labels, 2, num_bits=128, solver=solver)
+    found = label(labels, points, 2, solver=solver)
     np.testing.assert_array_equal(found.labels, num_points * [1])
     np.testing.assert_allclose(found.confidence, num_points * [1], rtol=1e-6)
-    alone = graph.xclp(KEY, points, np.full_like(labels, -1), 2, num_bits=128, solver=solver)
+    alone = label(np.full_like(labels, -1), points, 2, solver=solver)
     assert not alone.valid.any()
 
 
 def test_zero_rows_are_isolated():
-    points, _, shown = points_and_labels()
     zero = jnp.array([0, 50])
-    without = graph.xclp(KEY, points, shown, 3, num_bits=128, valid=~np.isin(np.arange(90), zero))
-    points[zero] = 0
-    found = graph.xclp(KEY, points, shown, 3, num_bits=128)
-    np.testing.assert_array_equal(found.labels[zero], [shown[0], -1])
+    without = label(valid=~np.isin(np.arange(90), zero))
+    found = label(points=np.where(np.isin(np.arange(90), zero)[:, None], 0, POINTS))
+    np.testing.assert_array_equal(found.labels[zero], [SHOWN[0], -1])
     np.testing.assert_array_equal(found.valid[zero], [True, False])
     np.testing.assert_array_equal(found.confidence[zero], [1, 0])
     np.testing.assert_array_equal(
-        found.scores[zero], [reference.one_hot(shown[:1], 3)[0], [0, 0, 0]]
+        found.scores[zero], [reference.one_hot(SHOWN[:1], 3)[0], [0, 0, 0]]
     )
     others = np.delete(np.arange(90), zero)
     np.testing.assert_allclose(found.scores[others], without.scores[others], rtol=1e-4, atol=1e-5)
 
 
 def test_bad_rows_under_a_trace_are_left_out():
-    points, _, shown = points_and_labels()
-    clean = graph.xclp(KEY, points, shown, 3, num_bits=128, valid=~np.isin(np.arange(90), [3, 60]))
+    clean = label(valid=~np.isin(np.arange(90), [3, 60]))
+    points = POINTS.copy()
     points[3, 1], points[60] = np.nan, np.inf
-    label = jax.jit(lambda some, labels: graph.xclp(KEY, some, labels, 3, num_bits=128))
-    found = label(points, np.where(shown == 2, 7, shown))
+    traced = jax.jit(label)
+    found = traced(np.where(SHOWN == 2, 7, SHOWN), points)
     assert np.isfinite(found.scores).all() and np.isfinite(found.confidence).all()
     np.testing.assert_array_equal(found.labels[jnp.array([3, 60])], -1)
     assert not found.valid[3] and not found.valid[60]
     # Labels out of range count as none under a trace.
     assert not np.asarray(found.scores)[:, 2].any()
-    np.testing.assert_array_equal(label(points, shown).labels, clean.labels)
+    np.testing.assert_array_equal(traced(SHOWN, points).labels, clean.labels)
 
 
 @pytest.mark.thorough
 def test_maps_over_keys_and_hyperparameters():
-    points, _, shown = points_and_labels()
     keys = jax.random.split(KEY, 3)
     alphas = jnp.array([0.5, 0.9, 0.99])
     powers = jnp.array([1.0, 2.0, 3.0])
 
-    def label(key, alpha, power):
-        return graph.xclp(
-            key, points, shown, 3, num_bits=128, alpha=alpha, similarity_power=power
-        ).scores
+    def scores(key, alpha, power):
+        options = {"alpha": alpha, "similarity_power": power}
+        return graph.xclp(key, POINTS, SHOWN, 3, num_bits=128, **options).scores
 
-    together = jax.jit(jax.vmap(label))(keys, alphas, powers)
+    together = jax.jit(jax.vmap(scores))(keys, alphas, powers)
     for run in range(3):
         np.testing.assert_allclose(
-            together[run], label(keys[run], alphas[run], powers[run]), rtol=1e-3, atol=1e-5
+            together[run], scores(keys[run], alphas[run], powers[run]), rtol=1e-3, atol=1e-5
         )
 
 
@@ -284,13 +273,13 @@ def test_maps_over_keys_and_hyperparameters():
     ],
 )
 def test_bad_arguments_are_refused(change, message):
-    points, _, shown = points_and_labels(20)
+    points, shown = points_and_labels(20)
     with pytest.raises(ValueError, match=message):
         graph.xclp(KEY, points, shown, 3, **change)
 
 
 def test_bad_labels_and_features_are_refused():
-    points, _, shown = points_and_labels(20)
+    points, shown = points_and_labels(20)
     with pytest.raises(ValueError, match=r"labels lie in -1\.\.2; with num_classes=2"):
         graph.xclp(KEY, points, shown, 2)
     with pytest.raises(ValueError, match=r"labels lie in -2\.\."):
