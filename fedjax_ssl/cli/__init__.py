@@ -41,7 +41,7 @@ COMMANDS = {
     ),
     "reproduce": Command(
         "fedjax_ssl.cli.clone:reproduce",
-        "tables and figures of papers, beside their numbers (in a clone)",
+        "run tables of papers and compare the numbers (in a clone)",
         "reproduce fedul-table1 --run",
     ),
     "report": Command("fedjax_ssl.report.command:main", "compare runs on one page", "report runs"),
@@ -62,12 +62,12 @@ COMMANDS = {
     ),
     "data": Command(
         "fedjax_ssl.cli.data:main",
-        "which datasets there are, and what is in them",
+        "list and describe datasets, check your own data",
         "data info digits",
     ),
     "choose": Command(
         "fedjax_ssl.cli.choose:main",
-        "which methods fit the labels that are there",
+        "list methods that fit your labels",
         "choose digits_mixed",
     ),
     "bench": Command(
@@ -77,7 +77,7 @@ COMMANDS = {
     ),
     "list": Command(
         "fedjax_ssl.cli.listing:main",
-        "what a config can name",
+        "list the names that a config can use",
         "list methods",
     ),
     "cite": Command(
@@ -229,7 +229,7 @@ def usage() -> str:
     """Return the text of `--help`."""
     width = max(map(len, COMMANDS))
     options = {
-        "-h, --help": "this; behind a command: what it takes",
+        "-h, --help": "this text; after a command: its options",
         "--version": "versions of fedjax_ssl, jax and Python",
     }
     blocks = {

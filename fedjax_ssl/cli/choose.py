@@ -23,12 +23,12 @@ from fedjax_ssl.shipped import shipped_configs
 USAGE = "usage: fedjax-ssl choose CONFIG | PATH [--FIELD=VALUE ...]"
 HELP = f"""{USAGE}
 
-Says which labels are there, and which methods learn from them, the best one first: each as a
-command that runs, with its own default settings, and a composition of terms for the same labels.
+Says which labels your data have, and lists methods that learn from them, the best one first.
+Each comes as a command that runs with the method's default settings.
 
-  CONFIG            of a shipped config, or a file of your own, as `run` takes it
-  PATH              your own folder of images, table or .npz: as `data check PATH`
-  --FIELD=VALUE     a setting, as of `run`"""
+  CONFIG            a shipped config, or a file of your own, as for `run`
+  PATH              your own folder of images, table or .npz, as for `data check PATH`
+  --FIELD=VALUE     a setting, as for `run`"""
 _COUNTS = (
     "clients",
     "labelled_clients",

@@ -7,11 +7,11 @@ from fedjax_ssl.errors import ConfigError, did_you_mean
 from fedjax_ssl.folder import read_run
 from fedjax_ssl.folder.citations import TOOL, citations, entries, used_in
 
-HELP = """BibTeX of this tool and of what you used.
+HELP = """Prints BibTeX of this tool and of the methods and data that you used.
 
   cite                   the tool
   cite xclp fedprox      methods, terms, federated optimizers and published datasets, by name
-  cite runs/first        what a run used, as in citations.bib of its folder"""
+  cite runs/first        everything that a run used, as in citations.bib of its folder"""
 
 
 def main(arguments: list[str]) -> int:

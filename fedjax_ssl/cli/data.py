@@ -20,15 +20,15 @@ from fedjax_ssl.errors import counted
 from fedjax_ssl.registry import check_known
 
 COMMANDS = ("list", "info", "check", "split", "download", "verify")
-HELP = """Which datasets there are, and what is in one.
+HELP = """Lists datasets, describes one, and checks your own data.
 
-  data list                          names, a line each
-  data info NAME                     counts of one that is here, how to get one that is not, terms
-  data check PATH [--data.X=VALUE]   your own folder of images, table or .npz: what is there, and
-                                     what is wrong
-  data split CONFIG [--seeds 5]      writes who has which example and label, as files
-  data download NAME                 fetches what is missing of a published dataset, makes it ready
-  data verify NAME                   whether its original files are those that were published"""
+  data list                          list the names of all datasets
+  data info NAME                     describe a dataset: counts, how to get it, terms of use
+  data check PATH [--data.X=VALUE]   check your own folder of images, table or .npz: contents,
+                                     problems, and a command that trains on it
+  data split CONFIG [--seeds 5]      write files that say which client has which example and label
+  data download NAME                 download a published dataset and convert it
+  data verify NAME                   compare its original files with the published ones"""
 MANY = 20  # classes and clients that are named one by one
 
 
@@ -251,13 +251,16 @@ def _parse(arguments: list[str]) -> tuple[argparse.Namespace, list[tuple[str, st
         "what", type=one_of("command", COMMANDS), metavar=" | ".join(COMMANDS), help="see above"
     )
     own.add_argument(
-        "name", nargs="?", metavar="NAME | PATH", help="of the list, or module:function of your own"
+        "name",
+        nargs="?",
+        metavar="NAME | PATH",
+        help="name of a dataset, or your own module:function",
     )
     own.add_argument(
-        "--path", help="info: your file or folder, or the folder with the original files"
+        "--path", help="for info: your file or folder, or the folder of the original files"
     )
     own.add_argument(
-        "--root", help="folder of all datasets; $FEDJAX_SSL_DATA or ~/.cache/fedjax_ssl by default"
+        "--root", help="folder of all datasets (default: $FEDJAX_SSL_DATA or ~/.cache/fedjax_ssl)"
     )
     asked, rest = own.parse_known_args(arguments)
     if asked.what in ("info", "download", "verify") and asked.name is None:

@@ -16,13 +16,13 @@ def main(arguments: list[str]) -> int:
     Returns:
         0.
     """
-    own = parser("list", "What a config can name, a line each.")
+    own = parser("list", "Lists the names that a config can use, a line each.")
     own.add_argument(
         "kind",
         nargs="?",
         type=one_of("list", KINDS),
         metavar="KIND",
-        help=f"{', '.join(KINDS)}; or all",
+        help=f"{', '.join(KINDS)} (default: all of them)",
     )
     kind = own.parse_args(arguments).kind
     for number, name in enumerate(KINDS if kind is None else [kind]):

@@ -21,13 +21,13 @@ from fedjax_ssl.errors import naming
 from fedjax_ssl.folder.progress import Console
 from fedjax_ssl.runs.build import augmentation_of, load_experiment
 
-HELP = """Encodes every example of a config's dataset once, and weak and strong views of it, into
-a folder: fedjax-ssl run features:METHOD --data.path=FOLDER then trains heads on them. The same
-command again goes on where the last one stopped.
+HELP = """Encodes every example of a config's dataset once, with weak and strong views of it. Then
+`fedjax-ssl run features:METHOD --data.path=FOLDER` trains heads on the features. Repeat the command
+to continue after a stop.
 
   --encoder NAME    timm:NAME, a network of timm with its weights, or those of --weights FILE;
                     my:net, a function (inputs as stored, [n, ...]) -> [n, d], or a torch module;
-                    a run folder, whose network is taken up to its last layer
+                    a run folder: its network without the last layer
   --FIELD=VALUE     a setting of the config, for example --data.path=scans or
                     --strong_augment.name=fixmatch"""
 _TENTHS = 10  # lines of progress where there is no terminal
@@ -62,14 +62,20 @@ def main(arguments: list[str]) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = cli.parser("features", HELP)
     add = parser.add_argument
-    add("config", help="name of a config, or a file: its dataset and augmentation are taken")
+    add("config", help="config that names the dataset and the augmentation, or its file")
     add("--encoder", required=True, metavar="NAME", help="see above")
-    add("--output", required=True, type=Path, metavar="FOLDER", help="where features are written")
+    add("--output", required=True, type=Path, metavar="FOLDER", help="folder for the features")
     add("--weights", type=Path, metavar="FILE", help=".safetensors or .pth with the weights")
-    add("--views", type=int, default=4, metavar="N", help="weak views, and strong ones; 4")
-    side = "side that images are brought to; that of the network's training by default"
+    add(
+        "--views",
+        type=int,
+        default=4,
+        metavar="N",
+        help="number of weak and of strong views (default: 4)",
+    )
+    side = "side of the resized images (default: that of the network's training)"
     add("--side", type=int, metavar="PIXELS", help=side)
-    add("--block", type=int, default=64, metavar="N", help="examples that are encoded at once; 64")
+    add("--block", type=int, default=64, metavar="N", help="examples per batch (default: 64)")
     return parser
 
 

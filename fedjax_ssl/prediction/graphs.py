@@ -268,8 +268,8 @@ def random_groups(
 
 
 def _batches(client: np.ndarray, new: np.ndarray, batch_size: int | None) -> list[np.ndarray]:
-    """Return which points each call sees: all training points, and at most `batch_size` new ones
-    of every client.
+    """List the points of each call: all training points, and at most `batch_size` new ones of
+    every client.
     """
     if batch_size is None:
         return [np.ones(client.shape, bool)]

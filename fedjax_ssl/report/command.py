@@ -74,17 +74,17 @@ def _parser() -> argparse.ArgumentParser:
         "are a\ngroup; groups are compared with a baseline over the seeds that both have.",
     )
     own.add_argument(
-        "runs", nargs="+", metavar="FOLDER", help="run folders, or folders that hold some"
+        "runs", nargs="+", metavar="FOLDER", help="run folders, or folders with run folders in them"
     )
     own.add_argument(
         "--metric",
         metavar="NAME",
-        help="column of metrics.csv or number of summary.json (test_accuracy)",
+        help="column of metrics.csv or number of summary.json (default: test_accuracy)",
     )
     own.add_argument(
         "--baseline",
         metavar="GROUP",
-        help="name of a group, words of it, or a run's folder (the first group)",
+        help="name of a group, part of its name, or a run's folder (default: the first group)",
     )
     own.add_argument(
         "--label",
@@ -92,13 +92,13 @@ def _parser() -> argparse.ArgumentParser:
         type=_label,
         default=[],
         metavar="OLD=NEW",
-        help="what a group, or a part of groups' names, is called: --label labels=5=few",
+        help="rename a group, or a part of the groups' names: --label labels=5=few",
     )
     own.add_argument(
         "--output",
         type=Path,
         metavar="FILE",
-        help="(report.html in the folder, or in the one that holds all of them)",
+        help="page to write (default: report.html in the folder that holds all of them)",
     )
     own.add_argument(
         "--export",
@@ -106,7 +106,7 @@ def _parser() -> argparse.ArgumentParser:
         type=lambda text: [*map(one_of("export", TABLES), text.split(","))],
         default=[],
         metavar="KIND",
-        help="the table beside the page: md, latex, csv, with commas between",
+        help="write the table too: md, latex, csv, with commas between",
     )
     own.add_argument(
         "--columns",

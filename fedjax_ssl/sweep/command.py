@@ -63,8 +63,8 @@ def parser() -> Parser:
     """Make the parser of the command line."""
     parser = new_parser(
         "sweep",
-        "Many runs of a config: all combinations of values and seeds, each in a folder of its "
-        f"own.\n\n{_EXAMPLES}",
+        "Trains many runs of a config: one for each combination of values and seeds, each in its "
+        f"own folder.\n\n{_EXAMPLES}",
         hint=_about_fields,
     )
     add = parser.add_argument
@@ -79,22 +79,22 @@ def parser() -> Parser:
     add(
         "--zip",
         action="store_true",
-        help="the first values of all fields together, then the second, and so on",
+        help="pair the values of all fields instead of combining them",
     )
-    add("--random", type=int, metavar="N", help="N points, with every value drawn at random")
+    add("--random", type=int, metavar="N", help="train N points with values drawn at random")
     add(
         "--random-seed",
         type=int,
         default=0,
         metavar="S",
-        help="of --random and --search (default: 0)",
+        help="random seed of --random and --search (default: 0)",
     )
-    add("--workdir", metavar="FOLDER", help="of the sweep; runs/sweep_CONFIG by default")
+    add("--workdir", metavar="FOLDER", help="folder of the sweep (default: runs/sweep_CONFIG)")
     add(
         "--workers",
         type=int,
         metavar="N",
-        help="processes at a time, each bound to a GPU; by default one per GPU, or per core",
+        help="processes at a time (default: one per GPU, or one per core)",
     )
     add("--quiet", action="store_true", help="print nothing but notes and errors")
     add("--dry-run", action="store_true", help="show the plan and do nothing")
@@ -103,31 +103,36 @@ def parser() -> Parser:
     ).add_argument
     needs = "needs validation data, such as --set data.validation_fraction=0.2"
     add("--search", type=one_of("search", ("optuna",)), metavar="optuna", help=needs)
-    add("--trials", type=int, metavar="N", help="of the study, all workers together (default: 50)")
+    add(
+        "--trials",
+        type=int,
+        metavar="N",
+        help="trials of the study, over all workers (default: 50)",
+    )
     for kind, names in (("sampler", search.SAMPLERS), ("pruner", search.PRUNERS)):
         text = f"{', '.join(names)} (default: {next(iter(names))})"
         add(f"--{kind}", type=one_of(kind, names), metavar="NAME", help=text)
     add(
         "--storage",
         metavar="URL",
-        help="of the study; by default a journal in the folder of the sweep",
+        help="storage of the study (default: a journal in the sweep's folder)",
     )
     add(
         "--study",
         metavar="NAME",
-        help="name in the storage; the name of the sweep's folder by default",
+        help="name of the study in the storage (default: the name of the sweep's folder)",
     )
     add = parser.add_argument_group(
         "cluster", "an array of jobs, one per program, through submitit"
     ).add_argument
-    where = "slurm, or local for processes of this machine: hand the programs in and return"
+    where = "submit the programs and return: to slurm, or local for processes of this machine"
     add("--submit", type=one_of("cluster", ("slurm", "local")), metavar="CLUSTER", help=where)
     add(
         "--slurm",
         action="append",
         default=[],
         metavar="NAME=VALUE",
-        help="such as partition=gpu, gpus_per_node=1",
+        help="option of Slurm, for example partition=gpu or gpus_per_node=1",
     )
     add("--hours", type=float, metavar="H", help="time limit of a job (default: 24)")
     add(

@@ -44,31 +44,35 @@ def main(arguments: list[str]) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = cli.parser(
         "predict",
-        "Labels new examples with a trained run. The labels are CSV on standard output, or in a "
-        "file.",
+        "Labels new examples with a trained run. Prints the labels as CSV, or writes a file.",
     )
     add = parser.add_argument
     add("run", type=Path, help="run folder")
     files = ".npz file (arrays inputs and, if known, labels), table, images, folders of images"
     add("inputs", type=Path, nargs="*", help=files)
-    add("--output", type=Path, metavar="FILE", help="CSV file for the labels")
-    add("--all", action="store_true", help="a column with the probability of every class, too")
+    add(
+        "--output",
+        type=Path,
+        metavar="FILE",
+        help="CSV file for the labels (default: print)",
+    )
+    add("--all", action="store_true", help="add a column with the probability of every class")
     add(
         "--client",
         help=(
-            "the client whose own model is used or whose inputs these are, by name (by number "
-            "where no name is one); of a run that standardizes by client, by default the column or "
-            "the folders that the run was told of, and a new one is a new site"
+            "client whose own model predicts, or whose inputs these are: its name, or its number "
+            "if clients have no names. If the run standardizes by client, the default is the "
+            "run's client column or folders, and an unknown client is a new site"
         ),
     )
     add(
         "--uncalibrated",
         action="store_true",
-        help="probabilities without the temperature of the run",
+        help="leave out the temperature of the run",
     )
     which = (
-        f"{', '.join(CHECKPOINTS)}; auto: best by validation where there are validation examples, "
-        "else last"
+        f"{', '.join(CHECKPOINTS)} (default: auto, the best on validation examples if there are "
+        "any, else the last)"
     )
     add(
         "--checkpoint",
@@ -80,16 +84,16 @@ def _parser() -> argparse.ArgumentParser:
     add(
         "--resize",
         action="store_true",
-        help="bring images to the model's size, where the run did not read images itself",
+        help="resize images to the model's size, if the run did not read images itself",
     )
-    written = "write the parameters as .safetensors there"
+    written = "write the parameters to this folder, as .safetensors"
     add("--export", type=Path, metavar="FOLDER", help=written)
     return parser
 
 
 def _predict(given: argparse.Namespace) -> None:
     if not given.inputs and given.export is None:
-        raise TrainedModelError("nothing to do: give inputs to label, or --export FOLDER")
+        raise TrainedModelError("there is nothing to do: give inputs to label, or --export FOLDER")
     model = load_run(given.run, given.checkpoint)
     matrix = ""
     chosen = {"client": given.client}

@@ -28,14 +28,13 @@ from fedjax_ssl.runs.build import federate, load_experiment, load_resolved
 from fedjax_ssl.runs.prediction_files import as_csv
 from fedjax_ssl.trained.trained_model import load_run
 
-HELP = """Says which examples to label next: those that say most about all others, by the graph of
-nearest neighbours that XCLP builds. Writes a table of them, a picture of the coverage over the
-number of labels, and for images a sheet of them by client. The same command later goes on from the
-labels that are there then.
+HELP = """Says which examples to label next: those with most influence on all others in XCLP's graph
+of nearest neighbours. Writes a table of them, a picture of the coverage over the number of labels,
+and for images a sheet per client. Repeat the command when you have more labels.
 
-  RUN    a run folder: its network gives features, its training examples are planned
-  DATA   a folder of images, a table, an .npz file or stored features, as `run` reads them; needs
-         --data.X=VALUE where `run` does"""
+  RUN    a run folder: the plan compares its training examples by its network's features
+  DATA   a folder of images, a table, an .npz file or stored features, with the settings
+         --data.X=VALUE that `run` needs"""
 _SIDE = 64  # of a thumbnail
 _ACROSS = 10  # thumbnails
 _LINE = 14  # pixels of a line of text
@@ -85,7 +84,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = cli.parser("plan-labels", HELP)
     add = parser.add_argument
     add("path", type=Path, metavar="RUN_OR_DATA", help="see above")
-    add("--budget", type=int, metavar="N", help="labels in all")
+    add("--budget", type=int, metavar="N", help="number of labels in all")
     add("--per-client", type=int, metavar="N", help="most labels of each client")
     strategies = ", ".join(graph.STRATEGIES)
     add(
@@ -93,10 +92,16 @@ def _parser() -> argparse.ArgumentParser:
         type=cli.one_of("strategy", graph.STRATEGIES),
         default="influence",
         metavar="NAME",
-        help=f"{strategies}; margin is of a run's network. influence by default",
+        help=f"{strategies}; margin needs a run (default: influence)",
     )
-    add("--seed", type=int, default=0, metavar="N", help="of random projections and choices")
-    add("--output", type=Path, default=Path("plan.csv"), metavar="FILE", help="plan.csv by default")
+    add("--seed", type=int, default=0, metavar="N", help="random seed (default: 0)")
+    add(
+        "--output",
+        type=Path,
+        default=Path("plan.csv"),
+        metavar="FILE",
+        help="table (default: plan.csv)",
+    )
     return parser
 
 

@@ -1,17 +1,22 @@
 """Names places of the package that hold too much: `python tests/style/packed.py`, from `make lint`.
 
 Refused are several assignments in one statement, a conditional expression inside another one, an
-assignment expression outside a condition, files of more than 600 lines (`methods/`: 900) and
-functions of more than 12 arguments. Lines of more than 100 columns are ruff's E501.
+assignment expression outside a condition, files of more than 600 lines (`methods/`: 900),
+functions of more than 12 arguments, and docstrings that begin with a relative clause ("What ...",
+"Return what ..."). Lines of more than 100 columns are ruff's E501.
 """
 
 import ast
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 PACKAGE = Path(__file__).resolve().parents[2] / "fedjax_ssl"
 MOST_ARGUMENTS = 12
+RELATIVE = re.compile(
+    r"(Return )?(of|what|that|whose|who|which|where|those|with|by)\b", re.IGNORECASE
+)
 
 
 def conditions(tree: ast.AST) -> Iterator[ast.expr]:
@@ -27,6 +32,10 @@ def packed(tree: ast.AST) -> Iterator[tuple[int, str]]:
     """Find packed places: line, and what is wrong."""
     asked = {inner for test in conditions(tree) for inner in ast.walk(test)}
     for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.ClassDef) and RELATIVE.match(
+            ast.get_docstring(node) or ""
+        ):
+            yield node.lineno, f"the docstring of {node.name} begins with a relative clause"
         match node:
             case ast.Assign(value=ast.Tuple(elts=[_, _, *_])) if any(
                 isinstance(target, ast.Tuple) for target in node.targets
