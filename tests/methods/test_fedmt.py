@@ -19,24 +19,7 @@ from fedjax_ssl.methods.parts.confident_pseudo_labels import CONFIDENT
 from fedjax_ssl.methods.parts.terms import supervised_term
 from fedjax_ssl.objectives import channel_cross_entropy, set_channel
 from tests import toy
-
-# Check 7: class probabilities and coarse labels of ten examples.
-PROBABILITIES = np.array(
-    [
-        [0.98, 0.01, 0.005, 0.005],
-        [0.97, 0.01, 0.01, 0.01],
-        [0.02, 0.96, 0.01, 0.01],
-        [0.004, 0.99, 0.003, 0.003],
-        [0.01, 0.98, 0.005, 0.005],
-        [0.3, 0.4, 0.2, 0.1],
-        [0.05, 0.95, 0.0, 0.0],
-        [0.01, 0.01, 0.97, 0.01],
-        [0.1, 0.1, 0.7, 0.1],
-        [0.1, 0.1, 0.1, 0.7],
-    ]
-)
-COARSE = (0, 0, 0, 1, 1, 1, 0, 2, 2, 1)
-
+from tests.objectives.test_correspondence import OBSERVED, PROBS
 
 estimated = jax.jit(eager_estimated)
 
@@ -47,10 +30,10 @@ KEY = jax.random.key(5)
 def test_estimate_with_an_empty_class_and_padding():
     """Check 7 for a client in a label space of its own, beside one with more coarse labels."""
     labels = np.full((2, 12), -1)
-    labels[0, :10] = COARSE
+    labels[0, :10] = OBSERVED
     labels[1, :10] = np.arange(10) % 5
     probabilities = np.full((2, 12, 4), 0.25)
-    probabilities[:, :10] = PROBABILITIES
+    probabilities[:, :10] = PROBS
     weak = toy.weak_labels(labels, np.zeros((2, 5, 4)), num_observations=[3, 5])
     context = toy.context(2)
     clients = context.clients._replace(rows=weak.labels, num_examples=jnp.full(2, 10), weak=weak)

@@ -34,10 +34,15 @@ def test_fixmatch_is_the_mean_over_the_whole_batch(float64) -> None:
     assert np.all(np.any(np.asarray(strong)[[0, 2]] != 0, axis=1))
 
 
-def test_fixmatch_of_a_view_against_itself(float64) -> None:
+def test_fixmatch_of_a_view_against_itself_and_over_confident_rows(float64) -> None:
+    """ProtoFSSL's mean is over the confident rows; without one the loss is 0."""
     both = np.concatenate([WEAK, STRONG])
     value = jax.jit(fixmatch_loss)(both, both, np.ones(6, bool), 0.95)
     assert float(value) == pytest.approx(0.0082270336, abs=1e-10)
+    for threshold, share in ((0.95, 3 / 2), (0.9999, 0)):
+        confident = fixmatch_loss(WEAK, STRONG, ALL, threshold, mask_mean="confident")
+        whole = fixmatch_loss(WEAK, STRONG, ALL, 0.95)
+        np.testing.assert_allclose(confident, share * whole, rtol=1e-12)
 
 
 def test_uda_sharpens_the_targets_of_rows_it_is_sure_of(float64) -> None:
@@ -53,20 +58,14 @@ def test_uda_sharpens_the_targets_of_rows_it_is_sure_of(float64) -> None:
     )
 
 
-def test_uda_without_temperature_and_with_hard_targets_is_fixmatch(float64) -> None:
-    sharp = uda_loss(WEAK, STRONG, ALL, 0.95, 1e-3)
-    np.testing.assert_allclose(sharp, fixmatch_loss(WEAK, STRONG, ALL, 0.95), rtol=1e-12)
-
-
-def test_rows_outside_the_mask_do_not_count(float64) -> None:
+@pytest.mark.parametrize(
+    "loss",
+    [lambda *rows: fixmatch_loss(*rows, 0.3), lambda *rows: uda_loss(*rows, 0.0, 1.0)],
+)
+def test_rows_outside_the_mask_do_not_count(float64, loss) -> None:
     mask = np.array([True, False, True])
-    for loss in (
-        lambda w, s, m: fixmatch_loss(w, s, m, 0.3),
-        lambda w, s, m: uda_loss(w, s, m, 0.0, 1.0),
-    ):
-        np.testing.assert_allclose(
-            loss(WEAK, STRONG, mask), loss(WEAK[mask], STRONG[mask], ALL[:2]), rtol=1e-12
-        )
+    alone = loss(WEAK[mask], STRONG[mask], ALL[:2])
+    np.testing.assert_allclose(loss(WEAK, STRONG, mask), alone, rtol=1e-12)
 
 
 def test_annealing_drops_labelled_rows_that_are_known_too_well(float64) -> None:
