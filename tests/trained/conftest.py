@@ -2,9 +2,12 @@
 tests of the room.
 """
 
+import csv
+import io
+
 import pytest
 
-from fedjax_ssl import data, load_run, presets
+from fedjax_ssl import cli, data, load_run, presets
 from fedjax_ssl.runs.loop import run
 
 
@@ -35,3 +38,16 @@ def model(folder):
 @pytest.fixture(scope="session")
 def digits():
     return data.load("digits")
+
+
+@pytest.fixture
+def call_predict(capsys):
+    """Calls the command; returns (exit code, rows of the CSV, standard error)."""
+
+    def call(*arguments):
+        capsys.readouterr()
+        code = cli.main(["predict", *map(str, arguments)])
+        output = capsys.readouterr()
+        return code, list(csv.DictReader(io.StringIO(output.out))), output.err
+
+    return call

@@ -1,25 +1,15 @@
 """`fedjax-ssl predict`: files in, labels out, one message where something is wrong."""
 
-import csv
-import io
+from functools import partial
 
 import numpy as np
 import pytest
 from PIL import Image
 
-from fedjax_ssl import cli
-
 
 @pytest.fixture
-def predict(folder, capsys):
-    """Calls the command; returns (exit code, rows of the CSV, standard error)."""
-
-    def call(*arguments):
-        code = cli.main(["predict", str(folder), *map(str, arguments)])
-        output = capsys.readouterr()
-        return code, list(csv.DictReader(io.StringIO(output.out))), output.err
-
-    return call
+def predict(folder, call_predict):
+    return partial(call_predict, folder)
 
 
 def test_arrays_with_labels(predict, digits, tmp_path):
@@ -171,10 +161,10 @@ def test_a_mistake_gets_one_message_and_exit_code_2(predict, tmp_path, make, exp
     assert error.count("error:") == 1 and "Traceback" not in error and expected in error, error
 
 
-def test_other_mistakes(predict, capsys, tmp_path):
+def test_other_mistakes(predict, call_predict, tmp_path):
     assert predict()[0] == 2
     np.savez(tmp_path / "x.npz", inputs=IMAGES)
     code, _, error = predict(tmp_path / "x.npz", "--client", "3")
     assert code == 2 and "all clients have the global model" in error
-    assert cli.main(["predict", str(tmp_path), str(tmp_path / "x.npz")]) == 2
-    assert "is not a run folder" in capsys.readouterr().err
+    code, _, error = call_predict(tmp_path, tmp_path / "x.npz")
+    assert code == 2 and "is not a run folder" in error

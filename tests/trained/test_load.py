@@ -1,7 +1,5 @@
 """A run folder as a model: the same predictions as in the run, without its data."""
 
-import csv
-import io
 import json
 import runpy
 import shutil
@@ -14,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_ssl import cli, data, load_run, presets
+from fedjax_ssl import data, load_run, presets
 from fedjax_ssl.config import resolve
 from fedjax_ssl.encoding.encoders import encoder
 from fedjax_ssl.errors import UserError
@@ -227,7 +225,7 @@ CONFIGS = Path(__file__).parents[2] / "configs"
 @pytest.mark.thorough
 @pytest.mark.filterwarnings("ignore::fedjax_ssl.config.ConfigNote")
 @pytest.mark.parametrize("name", sorted(path.stem for path in CONFIGS.glob("digits_*.py")))
-def test_every_method_predicts_what_its_run_was_scored_by(tmp_path, capsys, name):
+def test_every_method_predicts_what_its_run_was_scored_by(tmp_path, call_predict, name):
     """Own heads, two parameter groups, a bank of prototypes, a teacher, labels at the server,
     groups, sets.
     """
@@ -242,21 +240,14 @@ def test_every_method_predicts_what_its_run_was_scored_by(tmp_path, capsys, name
     rows = np.asarray(federation.test_index)[: int(federation.num_test)]
     images = np.asarray(federation.inputs)[rows]
     labels = np.asarray(federation.labels)[rows]
-    capsys.readouterr()
     np.savez(tmp_path / "test.npz", inputs=images.astype(float)[..., 0], labels=labels[:, None])
-    assert (
-        cli.main(
-            ["predict", *map(str, (tmp_path, tmp_path / "test.npz")), "--checkpoint=last", "--all"]
-        )
-        == 0
-    )
-    output = capsys.readouterr()
-    lines = list(csv.DictReader(io.StringIO(output.out)))
+    code, lines, error = call_predict(tmp_path, tmp_path / "test.npz", "--checkpoint=last", "--all")
+    assert code == 0
     found = [[float(line[f"probability_{name}"]) for name in model.class_names] for line in lines]
     np.testing.assert_allclose(found, model.predict(images), atol=1e-6)
     accuracy = model.metrics["test_accuracy"]
     assert np.mean(np.argmax(found, axis=1) == labels) == pytest.approx(accuracy, abs=1e-6)
-    assert f"accuracy   {accuracy:.2%} (all have a label)" in output.err
+    assert f"accuracy    {accuracy:.2%} (all have a label)" in error
 
 
 def test_as_an_encoder_a_run_is_known_by_its_parameters(folder, digits):

@@ -1,7 +1,5 @@
 """A run standardized by client is used: at the hospitals that it knows, and at a new one."""
 
-import csv
-import io
 import json
 
 import numpy as np
@@ -53,12 +51,10 @@ def trained(tmp_path_factory):
 
 
 @pytest.fixture
-def predict(trained, tmp_path, capsys):
+def predict(trained, tmp_path, call_predict):
     def call(table, *words):
         table.to_csv(tmp_path / "new.csv", index=False)
-        code = cli.main(["predict", str(trained[0] / "run"), str(tmp_path / "new.csv"), *words])
-        output = capsys.readouterr()
-        return code, list(csv.DictReader(io.StringIO(output.out))), output.err
+        return call_predict(trained[0] / "run", tmp_path / "new.csv", *words)
 
     return call
 

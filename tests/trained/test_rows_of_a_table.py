@@ -58,12 +58,10 @@ def trained(tmp_path_factory):
 
 
 @pytest.fixture
-def predict(trained, tmp_path, capsys):
-    def call(table):
+def predict(trained, tmp_path, call_predict):
+    def call(table, *words):
         table.to_csv(tmp_path / "new.csv", index=False)
-        code = cli.main(["predict", str(trained[0] / "run"), str(tmp_path / "new.csv"), "--all"])
-        output = capsys.readouterr()
-        return code, list(csv.DictReader(io.StringIO(output.out))), output.err
+        return call_predict(trained[0] / "run", tmp_path / "new.csv", *words)
 
     return call
 
@@ -76,7 +74,7 @@ def test_rows_left_out_in_another_order_of_columns_are_predicted_as_in_the_run(t
     model = load_run(folder / "run")
     data = load_dataset("table", path=folder / "heart.csv", **OPTIONS, root=folder)
     code, rows, said = predict(
-        east[["num", "seen", "chol", "age", "chest"]].assign(id=range(len(east)))
+        east[["num", "seen", "chol", "age", "chest"]].assign(id=range(len(east))), "--all"
     )
     assert code == 0 and "columns that the model does not use: id" in said and "accuracy" in said
     inputs = load_dataset(

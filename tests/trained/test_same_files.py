@@ -2,8 +2,6 @@
 what is unlike it.
 """
 
-import csv
-import io
 import re
 import unicodedata
 from types import SimpleNamespace
@@ -77,14 +75,13 @@ def train(tmp_path, path, *settings, config="folder"):
 
 
 @pytest.fixture
-def predict(tmp_path, capsys):
+def predict(tmp_path, call_predict):
     """Calls the command on a run; returns the rows of the CSV and standard error."""
 
     def call(*arguments):
-        capsys.readouterr()
-        assert cli.main(["predict", str(tmp_path / "run"), *map(str, arguments)]) == 0
-        output = capsys.readouterr()
-        return list(csv.DictReader(io.StringIO(output.out))), output.err
+        code, rows, error = call_predict(tmp_path / "run", *arguments)
+        assert code == 0
+        return rows, error
 
     return call
 
