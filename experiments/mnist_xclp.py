@@ -98,8 +98,8 @@ def _all_clients(
 ) -> jax.Array:
     pixels, observed, real = _gather(federation)
     rows = pixels.reshape(real.size, -1)
-    result = graph.xclp(
-        key, rows, observed.reshape(-1), num_classes, settings=settings, valid=real.reshape(-1)
+    result = graph.label(
+        rows, observed.reshape(-1), num_classes, settings, valid=real.reshape(-1), key=key
     )
     return result.labels.reshape(real.shape)
 
@@ -111,7 +111,10 @@ def _per_client(
     @jax.jit
     def one_client(client: tuple) -> jax.Array:
         pixels, observed, real = client
-        return graph.label_propagation(pixels, observed, num_classes, settings, valid=real).labels
+        owner = jnp.zeros_like(observed)
+        return graph.label(
+            pixels, observed, num_classes, settings, valid=real, clients=owner
+        ).labels
 
     return jax.lax.map(one_client, _gather(federation))
 

@@ -102,7 +102,7 @@ def measure_ours(options: argparse.Namespace, num_points: int, num_bits: int) ->
     whole = None
     if repeats:
         _, whole = timed(
-            ready(lambda: g.xclp(key, points, labels, options.classes, **settings)), repeats
+            ready(lambda: g.label(points, labels, options.classes, **settings, key=key)), repeats
         )
     memory = peak_memory()
     codes, codes_time = timed(ready(lambda: g.lsh_codes(key, points, num_bits)), repeats)

@@ -24,10 +24,8 @@ if TYPE_CHECKING:
     from fedjax_ssl.graph.labelling import (
         LABEL_GRAPH,
         Propagation,
-        label_propagation,
+        label,
         propagate_labels,
-        xclp,
-        xclp_from_codes,
     )
     from fedjax_ssl.graph.neighbors import (
         Neighbors,

@@ -19,7 +19,7 @@ from fedjax_ssl.graph.graph_settings import check_features
 # changes.
 _BITS_PER_BLOCK = 256
 # An accelerator computes a product of 256 points in less time than it takes to start it.
-FEW_POINTS = 256
+_FEW_POINTS = 256
 _MANY_POINTS = 2048
 # Sums over more words than this compile too slowly when written out; they are written out block by
 # block.
@@ -54,8 +54,8 @@ def lsh_codes(
         features: [n, d] floating.
         num_bits: bits per point, at least 1.
         points_at_once: points of one product, to a multiple of which rows are filled up; by default
-            256 on a CPU and 2,048 elsewhere. With another number a bit whose projection is nearly 0
-            may differ.
+            256 on a CPU and for up to 2,048 rows, otherwise 2,048. With another number a bit whose
+            projection is nearly 0 may differ.
 
     Returns:
         [n, ceil(num_bits / 32)], bit j of a code in word j // 32 at position j % 32; unused high
@@ -67,7 +67,8 @@ def lsh_codes(
     """
     features = jnp.asarray(features)
     if points_at_once is None:
-        points_at_once = FEW_POINTS if backend() == "cpu" else _MANY_POINTS
+        few = backend() == "cpu" or features.shape[0] <= _MANY_POINTS
+        points_at_once = _FEW_POINTS if few else _MANY_POINTS
     check_whole_numbers(num_bits=num_bits, points_at_once=points_at_once)
     check_features(features)
     return _lsh_codes(key, features, num_bits, points_at_once)

@@ -25,8 +25,7 @@ import numpy as np
 from jax.typing import ArrayLike
 from jaxtyping import Array, Bool, Float, Int, Int32, Key, UInt32
 
-from fedjax_ssl.checks import check_choices
-from fedjax_ssl.graph.codes import FEW_POINTS, has_angle, lsh_codes
+from fedjax_ssl.graph.codes import has_angle, lsh_codes
 from fedjax_ssl.graph.exchange import (
     Exchange,
     begin_exchange,
@@ -59,20 +58,22 @@ class Propagation(NamedTuple):
     valid: Bool[Array, " n"]  # whether the label can be used
 
 
-def xclp(
-    key: Key[Array, ""],
-    features: Float[Array, "n d"],
+def label(
+    points: Float[Array, "n d"] | UInt32[Array, "n words"],
     labels: Int[Array, " n"],
     num_classes: int,
-    *,
     settings: GraphSettings = PAPER,
+    *,
+    key: Key[Array, ""] | None = None,
     valid: Bool[Array, " n"] | None = None,
+    has_code: Bool[Array, " n"] | None = None,
     clients: Int[Array, " n"] | None = None,
     neighbor_search: Callable[..., Neighbors] = nearest_neighbors,
     exchange: Exchange | None = None,
     **changes: Any,
 ) -> Propagation:
-    """Label all points of all clients by propagation over one graph (XCLP, Algorithm 1).
+    """Label points by propagation over one graph: of all clients' points (XCLP, Algorithm 1), or of
+    one client's (per-client LP, the baseline of the paper; map over clients with `jax.vmap`).
 
     Labelled points keep their own label with confidence 1; `scores` still holds what was
     propagated. A point that no label reaches (isolated, in a component without labels, or more
@@ -81,17 +82,22 @@ def xclp(
     has no angle and is isolated. Labels out of range count as none under a trace.
 
     Args:
-        key: typed key of the projections, one per call.
-        features: [n, d], the points of all clients, one after the other.
+        points: with a key, features [n, d] that are compared by their codes, as in XCLP; without,
+            by their exact cosines. Or the codes themselves, uint32 as `lsh_codes` returns them, for
+            Algorithm 1 from step 4 on. Of several clients, one after the other.
         labels: [n], 0..num_classes - 1, or -1 where there is none.
         num_classes: C.
         settings: settings of the propagation; the defaults are the paper's.
+        key: typed key of the projections, one per call. None: there are none.
         valid: [n], False for padding rows. None: all are points.
+        has_code: [n], False for points whose code means nothing (zero features), which are
+            isolated; of codes alone. None: all have one.
         clients: [n], which client holds a point, any integers; needed by "client_max" and by an
             exchange only.
-        neighbor_search: finds the neighbours, called as `neighbor_search(codes, num_bits,
+        neighbor_search: finds the neighbours of codes, called as `neighbor_search(codes, num_bits,
             num_neighbors, valid)`: `nearest_neighbors`, or with a mesh by `functools.partial`.
-        exchange: protocols in place of the kernels, on the host, see `Exchange`. None: the kernels.
+        exchange: protocols in place of the kernels, on the host, see `Exchange`; of codes. None:
+            the kernels.
         **changes: fields of `settings` that differ, for example `num_bits=1024`.
 
     Raises:
@@ -99,17 +105,34 @@ def xclp(
             finite, or an exchange under a trace.
     """
     settings = dataclasses.replace(settings, **changes)
-    features = jnp.asarray(features)
-    return xclp_from_codes(
-        lsh_codes(key, features, settings.num_bits),  # steps 1 to 3
-        labels,
-        num_classes,
-        settings,
-        valid=_finite(features, valid),
-        has_code=has_angle(features),
-        clients=clients,
-        neighbor_search=neighbor_search,
-        exchange=exchange,
+    points = jnp.asarray(points)
+    coded = points.dtype == jnp.uint32
+    if coded and key is not None:
+        raise ValueError("points are codes already (uint32), and key is given; leave key out.")
+    if not coded:
+        valid = _finite(points, valid)
+    if key is not None:  # steps 1 to 3
+        has_code = has_angle(points)
+        points = lsh_codes(key, points, settings.num_bits)
+        coded = True
+    if clients is None and (exchange is not None or settings.confidence_scale == "client_max"):
+        raise ValueError(
+            "clients is None; an exchange and confidence_scale='client_max' need each point's "
+            "client."
+        )
+    if coded:
+        check_codes(points, settings.num_bits)
+        check_rows("has_code", has_code, points.shape[0])
+    elif exchange is not None:
+        raise ValueError("an exchange compares codes, but key is None and points are no codes.")
+
+    def find_neighbors(some: Array, usable: Array) -> Neighbors:
+        if coded:
+            return neighbor_search(some, settings.num_bits, settings.num_neighbors, usable)
+        return cosine_neighbors(some, settings.num_neighbors, usable)
+
+    return _label(
+        points, labels, num_classes, settings, find_neighbors, valid, has_code, clients, exchange
     )
 
 
@@ -133,7 +156,7 @@ def propagate_labels(
             confidence_scale="client_max" alone.
         num_classes: number of classes; one more than the largest label by default.
         seed: decides the random projections.
-        **options: as `xclp` takes them: settings, num_bits, num_neighbors, alpha, ...
+        **options: as `label` takes them: settings, num_bits, num_neighbors, alpha, ...
 
     Returns:
         Labels [n], -1 where no label reaches, and confidences [n] in [0, 1]; labelled points keep
@@ -154,113 +177,9 @@ def propagate_labels(
     count = int(known.max(initial=0)) + 1 if num_classes is None else num_classes
     holders = None if clients is None else jnp.asarray(clients)
     points = jnp.asarray(features, jnp.result_type(float))
-    found = xclp(
-        jax.random.key(seed), points, jnp.asarray(known), count, clients=holders, **options
-    )
+    key = jax.random.key(seed)
+    found = label(points, jnp.asarray(known), count, key=key, clients=holders, **options)
     return np.asarray(found.labels), np.asarray(found.confidence)
-
-
-def xclp_from_codes(
-    codes: UInt32[Array, "n words"],
-    labels: Int[Array, " n"],
-    num_classes: int,
-    settings: GraphSettings,
-    *,
-    valid: Bool[Array, " n"] | None = None,
-    has_code: Bool[Array, " n"] | None = None,
-    clients: Int[Array, " n"] | None = None,
-    neighbor_search: Callable[..., Neighbors] = nearest_neighbors,
-    exchange: Exchange | None = None,
-) -> Propagation:
-    """Label all points from their binary codes (XCLP, Algorithm 1 from step 4 on).
-
-    Args:
-        codes: [n, ceil(num_bits / 32)] as `lsh_codes` returns them.
-        labels: [n], -1 where there is none.
-        num_classes: C.
-        settings: settings of the propagation.
-        valid: [n], False for padding rows. None: all are points.
-        has_code: [n], False for points whose code means nothing (zero features), which are
-            isolated. None: all have one.
-        clients: see `xclp`.
-        neighbor_search: see `xclp`.
-        exchange: see `xclp`.
-
-    Raises:
-        ValueError: on arguments out of range, shapes that do not fit, or an exchange under a trace.
-    """
-    codes = jnp.asarray(codes)
-    check_codes(codes, settings.num_bits)
-    check_rows("has_code", has_code, codes.shape[0])
-    if clients is None and (exchange is not None or settings.confidence_scale == "client_max"):
-        raise ValueError(
-            "clients is None; an exchange and confidence_scale='client_max' need each point's "
-            "client."
-        )
-
-    def find_neighbors(some_codes: Array, usable: Array) -> Neighbors:
-        return neighbor_search(some_codes, settings.num_bits, settings.num_neighbors, usable)
-
-    return _label(
-        codes, labels, num_classes, settings, find_neighbors, valid, has_code, clients, exchange
-    )
-
-
-def label_propagation(
-    features: Float[Array, "n d"],
-    labels: Int[Array, " n"],
-    num_classes: int,
-    settings: GraphSettings,
-    *,
-    similarity: str = "exact",
-    key: Key[Array, ""] | None = None,
-    valid: Bool[Array, " n"] | None = None,
-    clients: Int[Array, " n"] | None = None,
-) -> Propagation:
-    """Label the points of one client from that client's labels alone (per-client LP, the baseline
-    of the paper).
-
-    Maps over clients: `jax.vmap` it over padded features, labels and `valid`.
-
-    Args:
-        features: [n, d], one client's points.
-        labels: [n], -1 where there is none.
-        num_classes: C.
-        settings: settings of the propagation.
-        similarity: "exact" (cosine of the features) or "lsh" (codes, as the code of the paper
-            does).
-        key: typed key of the projections; needed by "lsh" only.
-        valid: [n], False for padding rows. None: all are points.
-        clients: [n], which client holds a point, where they are of several clients that show each
-            other their features. None: all are one client's.
-
-    Raises:
-        ValueError: as `xclp`, or if "lsh" comes without a key.
-    """
-    check_choices(("exact", "lsh"), similarity=similarity)
-    features = jnp.asarray(features)
-    if clients is None:
-        clients = jnp.zeros(features.shape[0], jnp.int32)
-    if similarity == "lsh":
-        if key is None:
-            raise ValueError(
-                "key is None; similarity='lsh' needs a typed key, for example jax.random.key(0)."
-            )
-        return xclp_from_codes(
-            lsh_codes(key, features, settings.num_bits, points_at_once=FEW_POINTS),
-            labels,
-            num_classes,
-            settings,
-            valid=_finite(features, valid),
-            has_code=has_angle(features),
-            clients=clients,
-        )
-
-    def find_neighbors(points: Array, usable: Array) -> Neighbors:
-        return cosine_neighbors(points, settings.num_neighbors, usable)
-
-    valid = _finite(features, valid)
-    return _label(features, labels, num_classes, settings, find_neighbors, valid, clients=clients)
 
 
 def _finite(features: Array, valid: Array | None) -> Array | None:

@@ -184,14 +184,15 @@ def per_client_lp(setup: Setup, settings: PerClientLP) -> Recipe:
         real = examples_mask(context.clients)
 
         def one_client(identity: Array, rows: Array, observed: Array, mask: Array) -> PseudoLabels:
-            result = graph.label_propagation(
+            key = jax.random.fold_in(named_key(context.key, "projections"), identity)
+            result = graph.label(
                 rows,
                 observed,
                 setup.num_classes,
                 settings,
-                similarity=settings.similarity,
-                key=jax.random.fold_in(named_key(context.key, "projections"), identity),
+                key=None if settings.similarity == "exact" else key,
                 valid=mask,
+                clients=jnp.zeros_like(observed),
             )
             return to_pseudo_labels(result, mask, setup.num_classes, settings)
 

@@ -110,7 +110,7 @@ def by_codes(
         points: from `points_of`.
         embed: raw inputs [m, ...] -> features [m, d].
         variants: settings with the same bits and neighbours, which are searched for once.
-        neighbor_search: see `fedjax_ssl.graph.xclp`.
+        neighbor_search: see `fedjax_ssl.graph.label`.
         exchange: protocols between the clients of a graph, see `fedjax_ssl.graph.Exchange`; not
             under a trace.
 
@@ -140,7 +140,7 @@ def by_codes(
             begin=_once(exchange.begin, 0),
         )
         return [
-            graph.xclp_from_codes(
+            graph.label(
                 codes[place],
                 observed,
                 data.num_classes,
@@ -188,7 +188,7 @@ def by_cosines(
 
     def label(place: Array, observed: Array, real: Array) -> list[Propagation]:
         return [
-            graph.label_propagation(
+            graph.label(
                 features[place],
                 observed,
                 data.num_classes,
@@ -228,7 +228,7 @@ def predict_with_graphs(
         Predictions, one for each variant of the labeller.
 
     Raises:
-        ValueError: as `fedjax_ssl.graph.xclp`, or for a batch size below 1.
+        ValueError: as `fedjax_ssl.graph.label`, or for a batch size below 1.
     """
     if new_batch_size is not None:
         check_whole_numbers(new_batch_size=new_batch_size)

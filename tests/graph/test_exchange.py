@@ -50,9 +50,7 @@ CODES, LABELS, ROWS = federation()
 
 
 def label(settings=SETTINGS, exchange=None, codes=CODES, labels=LABELS, **changes):
-    return graph.xclp_from_codes(
-        codes, labels, CLASSES, settings, exchange=exchange, **{**ROWS, **changes}
-    )
+    return graph.label(codes, labels, CLASSES, settings, exchange=exchange, **{**ROWS, **changes})
 
 
 @pytest.mark.parametrize(
@@ -119,7 +117,7 @@ def test_worked_example_in_fixed_point():
     clients = np.repeat(np.int32([1, 2]), 3)
     settings = Settings(reference.EXAMPLE_BITS, 2, alpha=0.5)
     recorded = RecordedExchange()
-    graph.xclp_from_codes(
+    graph.label(
         codes, reference.EXAMPLE_LABELS, 2, settings, clients=clients, exchange=recorded.exchange
     )
     (shares,) = recorded.shares
@@ -174,4 +172,4 @@ def test_an_exchange_needs_owners():
     with pytest.raises(ValueError, match="clients is None; an exchange"):
         label(exchange=graph.IDEAL, clients=None)
     with pytest.raises(ValueError, match="clients is None; an exchange"):
-        graph.xclp(KEY, np.eye(3, dtype=np.float32), np.full(3, -1), 2, exchange=graph.IDEAL)
+        graph.label(np.eye(3, dtype=np.float32), np.full(3, -1), 2, exchange=graph.IDEAL, key=KEY)

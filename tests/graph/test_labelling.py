@@ -33,7 +33,7 @@ POINTS, SHOWN = points_and_labels()
 
 
 def label(shown=SHOWN, points=POINTS, num_classes=3, **options):
-    return graph.xclp(KEY, points, shown, num_classes, num_bits=128, **options)
+    return graph.label(points, shown, num_classes, num_bits=128, **options, key=KEY)
 
 
 @pytest.mark.parametrize("size", [1000, pytest.param(3000, marks=pytest.mark.thorough)])
@@ -51,7 +51,7 @@ def test_equals_the_dense_float64_path(size):
     weight = reference.weights(reference.cosines(distance, 256), list(expected))
     system = np.eye(size) - 0.99 * reference.normalize(weight)
     scores = np.linalg.solve(system, reference.one_hot(labels, 4))
-    found = graph.xclp_from_codes(codes, labels, 4, Settings(256, solver="conjugate_gradient"))
+    found = graph.label(codes, labels, 4, Settings(256, solver="conjugate_gradient"))
     np.testing.assert_allclose(found.scores, scores, rtol=1e-4)
     np.testing.assert_allclose(
         found.confidence, np.where(labels >= 0, 1, reference.omega(scores)), atol=1e-4
@@ -97,13 +97,13 @@ def test_padding_changes_no_bit(solver, options):
 def test_order_of_points_and_classes_does_not_matter():
     # Cosines rather than codes: without ties, which go by the order of points.
     points = POINTS.astype(np.float64)
-    straight = graph.label_propagation(points, SHOWN, 3, Settings())
+    straight = graph.label(points, SHOWN, 3, Settings())
     order = np.random.default_rng(0).permutation(90)
-    turned = graph.label_propagation(points[order], SHOWN[order], 3, Settings())
+    turned = graph.label(points[order], SHOWN[order], 3, Settings())
     np.testing.assert_allclose(turned.scores, straight.scores[order], rtol=1e-9)
     np.testing.assert_array_equal(turned.labels, straight.labels[order])
     names = np.array([2, 0, 1], np.int32)
-    renamed = graph.label_propagation(points, np.where(SHOWN >= 0, names[SHOWN], -1), 3, Settings())
+    renamed = graph.label(points, np.where(SHOWN >= 0, names[SHOWN], -1), 3, Settings())
     np.testing.assert_allclose(renamed.scores[:, names], straight.scores, rtol=1e-9)
     np.testing.assert_array_equal(renamed.labels, names[np.asarray(straight.labels)])
 
@@ -118,16 +118,16 @@ def test_clients_far_apart_are_labelled_as_if_alone(solver):
     labels = np.full(16, -1, np.int32)
     labels[[0, 1, 10]] = [0, 1, 1]
     settings = Settings(32, num_neighbors=3, solver=solver)
-    together = graph.xclp_from_codes(codes, labels, 2, settings)
+    together = graph.label(codes, labels, 2, settings)
     for rows in (slice(0, 8), slice(8, 16)):
-        alone = graph.xclp_from_codes(codes[rows], labels[rows], 2, settings)
+        alone = graph.label(codes[rows], labels[rows], 2, settings)
         np.testing.assert_allclose(together.scores[rows], alone.scores, rtol=2e-4, atol=1e-5)
         np.testing.assert_array_equal(together.labels[rows], alone.labels)
 
 
 def test_one_client_equals_label_propagation_alone():
     joint = label()
-    alone = graph.label_propagation(POINTS, SHOWN, 3, Settings(128), similarity="lsh", key=KEY)
+    alone = graph.label(POINTS, SHOWN, 3, Settings(128), key=KEY)
     jax.tree.map(np.testing.assert_array_equal, joint, alone)
 
 
@@ -141,9 +141,8 @@ def test_label_propagation_maps_over_padded_clients(similarity):
     labels = np.stack([client[1] for client in clients])
 
     def propagate(some, shown, there):
-        return graph.label_propagation(
-            some, shown, 3, Settings(128), similarity=similarity, key=KEY, valid=there
-        )
+        key = KEY if similarity == "lsh" else None
+        return graph.label(some, shown, 3, Settings(128), key=key, valid=there)
 
     together = jax.jit(jax.vmap(propagate))(points, labels, valid)
     for client in range(4):
@@ -167,7 +166,7 @@ def test_component_without_labels_is_invalid(solver):
     codes = np.repeat(np.array([0, 0xFFFFFFFF], np.uint32), 8)[:, None]
     labels = np.full(16, -1, np.int32)
     labels[3] = 1
-    found = graph.xclp_from_codes(codes, labels, 2, Settings(32, num_neighbors=3, solver=solver))
+    found = graph.label(codes, labels, 2, Settings(32, num_neighbors=3, solver=solver))
     np.testing.assert_array_equal(found.labels, 8 * [1] + 8 * [-1])
     np.testing.assert_array_equal(found.valid, 8 * [True] + 8 * [False])
     np.testing.assert_allclose(found.confidence, 8 * [1] + 8 * [0], rtol=1e-6)
@@ -179,7 +178,7 @@ def test_points_at_a_right_angle_to_all_others_are_isolated(solver):
     codes = np.append(np.zeros(8, np.uint32), np.uint32([0x0000FFFF, 0xFFFFFFFF]))[:, None]
     labels = np.full(10, -1, np.int32)
     labels[[3, 9]] = [1, 0]
-    found = graph.xclp_from_codes(codes, labels, 2, Settings(32, num_neighbors=3, solver=solver))
+    found = graph.label(codes, labels, 2, Settings(32, num_neighbors=3, solver=solver))
     np.testing.assert_array_equal(found.labels, 8 * [1] + [-1, 0])
     np.testing.assert_array_equal(found.valid, 8 * [True] + [False, True])
     np.testing.assert_allclose(found.confidence, 8 * [1] + [0, 1], rtol=1e-6)
@@ -255,7 +254,7 @@ def test_maps_over_keys_and_hyperparameters():
 
     def scores(key, alpha, power):
         options = {"alpha": alpha, "similarity_power": power}
-        return graph.xclp(key, POINTS, SHOWN, 3, num_bits=128, **options).scores
+        return graph.label(POINTS, SHOWN, 3, num_bits=128, **options, key=key).scores
 
     together = jax.jit(jax.vmap(scores))(keys, alphas, powers)
     for run in range(3):
@@ -275,21 +274,21 @@ def test_maps_over_keys_and_hyperparameters():
 def test_bad_arguments_are_refused(change, message):
     points, shown = points_and_labels(20)
     with pytest.raises(ValueError, match=message):
-        graph.xclp(KEY, points, shown, 3, **change)
+        graph.label(points, shown, 3, **change, key=KEY)
 
 
 def test_bad_labels_and_features_are_refused():
     points, shown = points_and_labels(20)
     with pytest.raises(ValueError, match=r"labels lie in -1\.\.2; with num_classes=2"):
-        graph.xclp(KEY, points, shown, 2)
+        graph.label(points, shown, 2, key=KEY)
     with pytest.raises(ValueError, match=r"labels lie in -2\.\."):
-        graph.label_propagation(points, shown - 1, 3, Settings())
+        graph.label(points, shown - 1, 3, Settings())
     with pytest.raises(ValueError, match="labels have shape"):
-        graph.xclp(KEY, points, shown[:5], 3)
-    with pytest.raises(ValueError, match="needs a typed key"):
-        graph.label_propagation(points, shown, 3, Settings(), similarity="lsh")
-    with pytest.raises(ValueError, match="similarity is 'euclid'"):
-        graph.label_propagation(points, shown, 3, Settings(), similarity="euclid")
+        graph.label(points, shown[:5], 3, key=KEY)
+    with pytest.raises(ValueError, match=r"codes already \(uint32\)"):
+        graph.label(graph.lsh_codes(KEY, points, 128), shown, 3, num_bits=128, key=KEY)
+    with pytest.raises(ValueError, match="key is None and points are no codes"):
+        graph.label(points, shown, 3, clients=np.zeros(20, int), exchange=graph.IDEAL)
     points[4] = np.nan
     with pytest.raises(ValueError, match="NaN or infinity in 1 of 20 rows"):
-        graph.xclp(KEY, points, shown, 3)
+        graph.label(points, shown, 3, key=KEY)

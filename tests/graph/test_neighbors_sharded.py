@@ -81,8 +81,8 @@ def test_labels_with_shared_rows_are_the_same():
     search = partial(graph.nearest_neighbors, mesh=mesh_of(4))
     valid = np.arange(90) % 5 != 2
     options = dict(num_bits=64, num_neighbors=4, valid=valid, solver="conjugate_gradient")
-    expected = graph.xclp(jax.random.key(0), points, shown, 3, **options)
-    found = graph.xclp(jax.random.key(0), points, shown, 3, neighbor_search=search, **options)
+    expected = graph.label(points, shown, 3, **options, key=jax.random.key(0))
+    found = graph.label(points, shown, 3, neighbor_search=search, **options, key=jax.random.key(0))
     jax.tree.map(np.testing.assert_array_equal, found, expected)
 
 

@@ -155,7 +155,7 @@ def test_scores_and_confidence(alpha, solver):
 
 @pytest.mark.parametrize("alpha, raw", [(0.5, [0, 0, 1, 1, 0, 1]), (0.99, [1, 1, 1, 1, 1, 1])])
 def test_paper_variant(alpha, raw):
-    found = graph.xclp_from_codes(CODES, LABELS, 2, replace(SETTINGS, alpha=alpha))
+    found = graph.label(CODES, LABELS, 2, replace(SETTINGS, alpha=alpha))
     np.testing.assert_array_equal(np.argmax(found.scores, axis=1), raw)
     labelled = LABELS >= 0
     np.testing.assert_array_equal(found.labels, np.where(labelled, LABELS, raw))
@@ -166,7 +166,7 @@ def test_paper_variant(alpha, raw):
 @pytest.mark.parametrize("solver", SOLVERS)
 def test_reference_variant(solver):
     settings = replace(graph.CODE, num_bits=BITS, num_neighbors=2, solver=solver)
-    found = graph.xclp_from_codes(CODES, LABELS, 2, settings)
+    found = graph.label(CODES, LABELS, 2, settings)
     np.testing.assert_allclose(np.asarray(found.scores).T, REFERENCE_SCORES, **PRINTED)
     np.testing.assert_array_equal(np.argmax(found.scores, axis=1), [0, 0, 1, 1, 0, 1])
     np.testing.assert_array_equal(found.labels, [0, 0, 1, 1, 0, 1])
@@ -180,13 +180,13 @@ def test_confidence_scaled_by_each_clients_maximum():
     settings = replace(
         SETTINGS, similarity_power=3.0, label_norm="class", confidence_scale="client_max"
     )
-    found = graph.xclp_from_codes(CODES, LABELS, 2, settings, clients=jnp.array([7, 7, 7, 2, 2, 2]))
+    found = graph.label(CODES, LABELS, 2, settings, clients=jnp.array([7, 7, 7, 2, 2, 2]))
     expected = [1, 0.0898309703 / 0.1293364055, 1, 1, 0.0679598821 / 0.1510357640, 1]
     np.testing.assert_allclose(found.confidence, expected, atol=1e-8)
 
 
 def test_class_norm_alone():
-    found = graph.xclp_from_codes(CODES, LABELS, 2, replace(SETTINGS, label_norm="class"))
+    found = graph.label(CODES, LABELS, 2, replace(SETTINGS, label_norm="class"))
     np.testing.assert_array_equal(np.argmax(found.scores, axis=1), [0, 1, 1, 1, 1, 1])
 
 
@@ -200,10 +200,10 @@ def test_class_norm_alone():
 @pytest.mark.parametrize("solver", SOLVERS)
 def test_each_client_alone(alpha, first, second, solver):
     settings = replace(SETTINGS, alpha=alpha, solver=solver)
-    one = graph.xclp_from_codes(CODES[:3], LABELS[:3], 2, settings)
+    one = graph.label(CODES[:3], LABELS[:3], 2, settings)
     np.testing.assert_allclose(one.scores[:, 0], first, **PRINTED)
     np.testing.assert_array_equal(one.labels, [0, 0, 0])
-    two = graph.xclp_from_codes(CODES[3:], LABELS[3:], 2, settings)
+    two = graph.label(CODES[3:], LABELS[3:], 2, settings)
     np.testing.assert_allclose(two.scores[:, 1], second, **PRINTED)
     np.testing.assert_array_equal(two.scores[1], [0, 0])
     np.testing.assert_array_equal(two.labels, [1, -1, 1])
@@ -212,8 +212,6 @@ def test_each_client_alone(alpha, first, second, solver):
 
 
 def test_dropout_of_the_second_client():
-    found = graph.xclp_from_codes(
-        CODES, np.array([0] + 5 * [-1], np.int32), 2, replace(SETTINGS, alpha=0.5)
-    )
+    found = graph.label(CODES, np.array([0] + 5 * [-1], np.int32), 2, replace(SETTINGS, alpha=0.5))
     np.testing.assert_allclose(found.scores[:, 0], SCORES[0.5][0], **PRINTED)
     np.testing.assert_array_equal(found.scores[:, 1], np.zeros(6))

@@ -36,12 +36,10 @@ def test_labels_and_weights_of_a_graph_are_those_of_the_code(exact, kind):
     labels[said["known"]] = said["truth"][said["known"]]
     if kind == "LSH":
         codes = np.ascontiguousarray(said["codes"]).view("<u4")
-        found = graph.xclp_from_codes(jnp.asarray(codes), jnp.asarray(labels), 3, SETTINGS)
+        found = graph.label(jnp.asarray(codes), jnp.asarray(labels), 3, SETTINGS)
     else:
         points = jnp.asarray(said["points"])
-        found = graph.label_propagation(
-            points, jnp.asarray(labels), 3, SETTINGS, similarity="exact"
-        )
+        found = graph.label(points, jnp.asarray(labels), 3, SETTINGS)
     np.testing.assert_array_equal(found.labels, said[f"{kind}_labels"])
     balance = graph.class_weights(found.labels, jnp.ones(len(labels), bool), 3)
     gaps = (
@@ -68,7 +66,7 @@ def test_rounds_are_those_of_the_code(monkeypatch, exact, name):
         )
 
     # faiss drew other projections
-    monkeypatch.setattr(sys.modules[graph.xclp.__module__], "lsh_codes", codes)
+    monkeypatch.setattr(sys.modules[graph.label.__module__], "lsh_codes", codes)
     sizes = said["sizes"][: 3 if name == "xclp" else 2]
     rows = np.split(np.arange(sizes[:, 0].sum()), np.cumsum(sizes[:, 0])[:-1])
     data = toy.dealt(said["inputs"], said["labels"], rows, sizes[:, 1].tolist(), num_classes=3)

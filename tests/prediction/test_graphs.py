@@ -44,8 +44,7 @@ def federation():
 
 
 DATA = federation()
-xclp = jax.jit(graph.xclp, static_argnums=3, static_argnames="settings")
-label_propagation = jax.jit(graph.label_propagation, static_argnums=(2, 3))
+label = jax.jit(graph.label, static_argnums=(2, 3))
 OWNED = np.asarray(DATA.test_client) >= 0
 
 
@@ -89,11 +88,8 @@ def expected(clients, unlabelled=True, new=None, exact=False):
     features = embed(DATA.inputs[np.pad(rows, (0, padding))])
     observed = jnp.asarray(np.pad(observed, (0, padding)))
     valid = jnp.arange(80) < len(rows)
-    if exact:
-        result = label_propagation(features, observed, toy.NUM_CLASSES, SETTINGS, valid=valid)
-    else:
-        key = named_key(KEY, "projections")
-        result = xclp(key, features, observed, toy.NUM_CLASSES, settings=SETTINGS, valid=valid)
+    key = None if exact else named_key(KEY, "projections")
+    result = label(features, observed, toy.NUM_CLASSES, SETTINGS, key=key, valid=valid)
     chosen = slice(len(rows) - len(new), len(rows))
     return new, np.asarray(result.labels)[chosen], np.asarray(result.confidence)[chosen]
 

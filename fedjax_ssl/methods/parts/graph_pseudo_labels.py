@@ -105,12 +105,10 @@ def propagate_over_cohort(
             labels = jnp.where(receives, labels, -1)
     known = labels.reshape(-1)
     taking_part: dict[str, Any] = {"valid": real.reshape(-1), "clients": owner.reshape(-1)}
-    if similarity == "exact":
-        result = graph.label_propagation(points, known, setup.num_classes, settings, **taking_part)
-    else:
+    if similarity != "exact":
         key = named_key(context.run_key if fixed_projections else context.key, "projections")
-        taking_part["exchange"] = exchange
-        result = graph.xclp(key, points, known, setup.num_classes, settings=settings, **taking_part)
+        taking_part |= {"key": key, "exchange": exchange}
+    result = graph.label(points, known, setup.num_classes, settings, **taking_part)
     if receives is None or settings.confidence_scale != "max":
         return result
     # The largest confidence is that of the rows that clients are still there for.

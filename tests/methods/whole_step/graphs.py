@@ -25,7 +25,7 @@ def use_directions(patch: pytest.MonkeyPatch) -> None:
         values = 2 ** np.arange(32, dtype=np.uint32)
         return jnp.sum(jnp.where(bits, values, np.uint32(0)), axis=2, dtype=jnp.uint32)
 
-    patch.setattr(sys.modules[graph.xclp.__module__], "lsh_codes", codes)
+    patch.setattr(sys.modules[graph.label.__module__], "lsh_codes", codes)
 
 
 def of_codes(features: np.ndarray) -> np.ndarray:
