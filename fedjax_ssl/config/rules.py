@@ -245,7 +245,7 @@ def note_own_rate(config: ml_collections.ConfigDict, facts: Facts | None) -> Non
     """
     local = config.optimizer
     given = f"config.optimizer.learning_rate={local.learning_rate} has no effect"
-    if getattr(local_training(config, facts)[0], "own_rate", False):
+    if local_training(config, facts)[0].own_rate:
         note(
             f"{given}: optimizer {local.name!r} has its own; one that is to follow a schedule "
             "takes learning_rate"

@@ -63,7 +63,6 @@ if TYPE_CHECKING:
         EVALUATION,
         GLOBAL_BY_CLIENT,
         SCORES,
-        Scores,
         balanced_accuracy,
         evaluate,
         likeliest_coarse,

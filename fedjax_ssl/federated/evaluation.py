@@ -134,27 +134,16 @@ def _score_model(
     log_probs = map_rows(predict, data.inputs, rows, batch_size)
     labels = data.labels[rows]
     real = (jnp.arange(rows.shape[0], dtype=jnp.int32) < num_real) & (labels >= 0)
-    chosen = jnp.take_along_axis(log_probs, jnp.maximum(labels, 0)[:, None], axis=1)[:, 0]
-    predicted = jnp.argmax(log_probs, axis=1)
-    correct = predicted == labels
     found: Metrics = {}
     if data.weak is not None and data.coarse_names and "coarse" in method.recipe.needs.kinds:
         found[f"{name}_coarse_accuracy"] = _coarse_accuracy(data.weak, log_probs, labels, real)
-    found |= {
-        f"{name}_accuracy": jnp.mean(correct.astype(log_probs.dtype), where=real),
-        f"{name}_balanced_accuracy": balanced_accuracy(correct, labels, real, data.num_classes),
-        f"{name}_loss": jnp.mean(-chosen, where=real),
-    }
+    asked = ALWAYS | {end: score for one, (end, score) in FURTHER.items() if one in metrics}
+    found |= {f"{name}_{end}": score(log_probs, labels, real) for end, score in asked.items()}
     if any(":" in one for one in metrics):
         found[f"{name}_log_probs"] = log_probs
-    if "f1" in metrics:
-        found[f"{name}_macro_f1"] = macro_f1(predicted, labels, real, data.num_classes)
-    if "ece" in metrics:
-        found[f"{name}_ece"] = calibration_error(log_probs, labels, real)
-    if "auroc" in metrics:
-        found[f"{name}_auroc"] = auroc(log_probs, labels, real)
     if name == "test" and "clients" in metrics and data.owned_test and not method.recipe.alone:
         num_clients = data.num_clients + data.num_new_clients
+        correct = jnp.argmax(log_probs, axis=1) == labels
         by_client = accuracy_by_client(correct, real, data.test_client, num_clients)
         if method.predict_for is None:
             return found | _by_client(by_client)
@@ -268,25 +257,29 @@ def own_accuracies(
     return jnp.where(counts > 0, hits / jnp.maximum(counts, 1), jnp.nan)
 
 
+def accuracy(
+    log_probs: Float[Array, "m K"], labels: Int[Array, " m"], real: Bool[Array, " m"]
+) -> Float[Array, ""]:
+    """Return the share of examples that are right."""
+    correct = jnp.argmax(log_probs, axis=1) == labels
+    return jnp.mean(correct.astype(log_probs.dtype), where=real)
+
+
 def balanced_accuracy(
-    correct: Bool[Array, " m"], labels: Int[Array, " m"], real: Bool[Array, " m"], num_classes: int
+    log_probs: Float[Array, "m K"], labels: Int[Array, " m"], real: Bool[Array, " m"]
 ) -> Float[Array, ""]:
     """Return the mean over the classes that occur of the share of their examples that are right."""
+    num_classes = log_probs.shape[1]
+    correct = jnp.argmax(log_probs, axis=1) == labels
     return _mean_recall(*_count(correct, jnp.where(real, labels, num_classes), num_classes))
 
 
-class Scores(NamedTuple):
-    """Scores of predicted labels over all examples and at each of C clients; NaN where there is
-    no example.
-    """
-
-    accuracy: Float[Array, ""]
-    balanced_accuracy: Float[Array, ""]  # mean recall over the classes that occur
-    examples: Int[Array, ""]  # examples of clients, with and without a true label
-    coverage: Float[Array, ""]  # share of these that were given a label
-    client_accuracy: Float[Array, " C"]
-    client_balanced_accuracy: Float[Array, " C"]
-    client_examples: Float[Array, " C"]
+def cross_entropy(
+    log_probs: Float[Array, "m K"], labels: Int[Array, " m"], real: Bool[Array, " m"]
+) -> Float[Array, ""]:
+    """Return the mean loss in nats."""
+    chosen = jnp.take_along_axis(log_probs, jnp.maximum(labels, 0)[:, None], axis=1)[:, 0]
+    return jnp.mean(-chosen, where=real)
 
 
 def score_labels(
@@ -295,7 +288,7 @@ def score_labels(
     client: Int[Array, " m"],
     num_clients: int,
     num_classes: int,
-) -> Scores:
+) -> dict[str, Array]:
     """Score predicted labels, pooled and by client, where there is a true label.
 
     Args:
@@ -306,22 +299,25 @@ def score_labels(
         num_classes: K.
 
     Returns:
-        Scores.
+        "accuracy", "balanced_accuracy" (mean recall over the classes that occur), "examples" (of
+        clients, with and without a true label) and "coverage" (share of these that were given a
+        label); by client [C] "client_accuracy", "client_balanced_accuracy" and "client_examples".
+        NaN where there is no example.
     """
     owned = client >= 0
     real = owned & (labels >= 0)
     slot = jnp.where(real, client * num_classes + labels, num_clients * num_classes)
     counted = _count(predicted == labels, slot, num_clients * num_classes)
     hits, counts = (values.reshape(num_clients, num_classes) for values in counted)
-    return Scores(
-        accuracy=jnp.sum(hits) / jnp.sum(counts),
-        balanced_accuracy=_mean_recall(jnp.sum(hits, axis=0), jnp.sum(counts, axis=0)),
-        examples=jnp.sum(owned),
-        coverage=jnp.mean((predicted >= 0).astype(hits.dtype), where=owned),
-        client_accuracy=jnp.sum(hits, axis=1) / jnp.sum(counts, axis=1),
-        client_balanced_accuracy=_mean_recall(hits, counts),
-        client_examples=jnp.sum(counts, axis=1),
-    )
+    return {
+        "accuracy": jnp.sum(hits) / jnp.sum(counts),
+        "balanced_accuracy": _mean_recall(jnp.sum(hits, axis=0), jnp.sum(counts, axis=0)),
+        "examples": jnp.sum(owned),
+        "coverage": jnp.mean((predicted >= 0).astype(hits.dtype), where=owned),
+        "client_accuracy": jnp.sum(hits, axis=1) / jnp.sum(counts, axis=1),
+        "client_balanced_accuracy": _mean_recall(hits, counts),
+        "client_examples": jnp.sum(counts, axis=1),
+    }
 
 
 def _count(correct: Array, slot: Array, num_slots: int) -> tuple[Array, Array]:
@@ -337,11 +333,13 @@ def _mean_recall(
 
 
 def macro_f1(
-    predicted: Int[Array, " m"], labels: Int[Array, " m"], real: Bool[Array, " m"], num_classes: int
+    log_probs: Float[Array, "m K"], labels: Int[Array, " m"], real: Bool[Array, " m"]
 ) -> Float[Array, ""]:
     """Return the mean over the classes that occur, as label or as prediction, of 2 TP / (2 TP +
     FP + FN).
     """
+    num_classes = log_probs.shape[1]
+    predicted = jnp.argmax(log_probs, axis=1)
     right = _counts(labels, real & (predicted == labels), num_classes)
     both = _counts(labels, real, num_classes) + _counts(predicted, real, num_classes)
     return jnp.mean(2.0 * right / jnp.maximum(both, 1.0), where=both > 0)
@@ -384,6 +382,16 @@ def auroc(
     areas = jax.lax.map(of_class, jnp.arange(log_probs.shape[1], dtype=jnp.int32))
     broken = jnp.any(jnp.isnan(log_probs) & real[:, None])
     return jnp.where(broken, jnp.nan, jnp.mean(areas, where=~jnp.isnan(areas)))
+
+
+# Scores (log-probabilities, labels, which examples are real) -> scalar, by the end of their column:
+# those that are always there, and those that a name of `SCORES` adds.
+ALWAYS = {"accuracy": accuracy, "balanced_accuracy": balanced_accuracy, "loss": cross_entropy}
+FURTHER = {
+    "f1": ("macro_f1", macro_f1),
+    "ece": ("ece", calibration_error),
+    "auroc": ("auroc", auroc),
+}
 
 
 def accuracy_by_client(

@@ -103,7 +103,7 @@ def run_round(
     if setup.average_optimizer:
         info = {"optimizer_state_bytes": count(0), **info}
     rate = setup.learning_rate(context.number)
-    own_rate = getattr(setup.local_optimizer, "own_rate", False)
+    own_rate = setup.local_optimizer.own_rate
     info["learning_rate"] = jnp.full_like(rate, jnp.nan) if own_rate else rate
     return state._replace(round=state.round + 1), info
 

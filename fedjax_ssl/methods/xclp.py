@@ -27,6 +27,7 @@ import dataclasses
 from typing import Literal
 
 import jax
+import jax.numpy as jnp
 from jaxtyping import Array
 
 from fedjax_ssl import graph

@@ -24,7 +24,6 @@ from fedjax_ssl import data, graph
 from fedjax_ssl.config import ConfigError, naming
 from fedjax_ssl.federated import (
     Method,
-    Scores,
     ServerState,
     likeliest_coarse,
     map_rows,
@@ -56,7 +55,7 @@ class Predicted(NamedTuple):
 
     job: Job
     found: graphs.Predictions
-    scores: Scores
+    scores: dict[str, Array]  # as `fedjax_ssl.federated.score_labels`
     seconds: float  # seconds of all jobs that share its graph, compiling included
     protocol_bytes: int | None = None
     # ^ bytes of all messages of its protocol; without one, of the codes or sums that clients send

@@ -28,20 +28,20 @@ def summary_of(outcomes: Sequence[Predicted]) -> list[dict[str, Any]]:
     rows = []
     for outcome in outcomes:
         scores = jax.tree.map(lambda values: np.asarray(values, np.float64), outcome.scores)
-        scored = scores.client_examples > 0
+        scored = scores["client_examples"] > 0
         row: dict[str, Any] = {
             **outcome.job._asdict(),
-            "new_examples": int(scores.examples),
-            "coverage": float(scores.coverage),
+            "new_examples": int(scores["examples"]),
+            "coverage": float(scores["coverage"]),
         }
         if scored.any():
             row |= {
-                "accuracy": float(scores.accuracy),
-                "balanced_accuracy": float(scores.balanced_accuracy),
-                "mean_client_accuracy": float(scores.client_accuracy[scored].mean()),
-                "lowest_client_accuracy": float(scores.client_accuracy[scored].min()),
+                "accuracy": float(scores["accuracy"]),
+                "balanced_accuracy": float(scores["balanced_accuracy"]),
+                "mean_client_accuracy": float(scores["client_accuracy"][scored].mean()),
+                "lowest_client_accuracy": float(scores["client_accuracy"][scored].min()),
                 "mean_client_balanced_accuracy": float(
-                    scores.client_balanced_accuracy[scored].mean()
+                    scores["client_balanced_accuracy"][scored].mean()
                 ),
             }
         row["seconds"] = outcome.seconds
@@ -128,9 +128,8 @@ def clients_csv(
     }
     for one in outcomes:
         for score in ("accuracy", "balanced_accuracy"):
-            columns[f"{one.job.name}_{score}"] = np.asarray(getattr(one.scores, f"client_{score}"))[
-                rows
-            ]
+            by_client = np.asarray(one.scores[f"client_{score}"])
+            columns[f"{one.job.name}_{score}"] = by_client[rows]
     return as_csv(columns)
 
 
