@@ -30,7 +30,6 @@ from fedjax_ssl.federated.contract import (
     Snapshot,
     Step,
     StepTaken,
-    Streams,
     TakeStep,
     Term,
     Training,
@@ -251,10 +250,12 @@ def take_local_step(
     """Take one local step: a phase for each parameter group that a term moves, in order."""
     own_key = jax.random.fold_in(labelling_key(local.download.key), client.id)
     streams = gather_streams(batch.positions, batch.masks, client, local.download.inputs, own_key)
+    start = local.network_of(client)
     phases = local.phases
     for group, terms in phases.items():
         key = named_key(batch.key, group)
-        after = _move_group(local, client, progress, number, group, terms, streams, key)
+        seen = Step(streams, client, start, key, local.download.now, number)
+        after = _move_group(local, progress, group, terms, seen)
         views = views_of(terms)
         if views and len(phases) > 1:
             # A group without a row in this step takes no step at all: no weight decay, no momentum.
@@ -267,22 +268,14 @@ def take_local_step(
 
 
 def _move_group(
-    local: LocalRound,
-    client: Client,
-    progress: ClientProgress,
-    number: Int[Array, ""],
-    group: str,
-    terms: tuple[Term, ...],
-    streams: Streams,
-    key: Key[Array, ""],
+    local: LocalRound, progress: ClientProgress, group: str, terms: tuple[Term, ...], seen: Step
 ) -> ClientProgress:
     """Move one parameter group: forward pass, losses of its terms, gradient, correction and
     optimizer.
     """
     setup = local.setup
+    client = seen.client
     anchor = local.anchor_of(client)
-    start = local.network_of(client)
-    seen = Step(streams, client, start, key, local.download.now, number)
 
     def correct(gradient: Packed, weights: Packed) -> Packed:
         """Correct a gradient as the federated optimizer does, as `LocalStep.correct`."""
