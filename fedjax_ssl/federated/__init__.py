@@ -69,7 +69,6 @@ if TYPE_CHECKING:
         score_labels,
     )
     from fedjax_ssl.federated.execution import (
-        CLIENTS_AT_ONCE,
         PLACEMENTS,
         REDUCTIONS,
         VECTORIZED_RUNS,
@@ -88,7 +87,7 @@ if TYPE_CHECKING:
         local_optimizer,
         over_layers,
     )
-    from fedjax_ssl.federated.memory import USABLE, device_memory, how_many_fit, own_memory
+    from fedjax_ssl.federated.memory import device_memory, own_memory
     from fedjax_ssl.federated.messages import Download, Total, Upload
     from fedjax_ssl.federated.optimizer_registry import FEDERATED_OPTIMIZERS
     from fedjax_ssl.federated.optimizers import (
@@ -115,7 +114,7 @@ if TYPE_CHECKING:
         Participation,
         participation,
     )
-    from fedjax_ssl.federated.placement import deal, map_clients
+    from fedjax_ssl.federated.placement import deal
     from fedjax_ssl.federated.recipe import Method, Needs, ParameterGroups, Recipe, own_model
     from fedjax_ssl.federated.sampler import (
         Steps,

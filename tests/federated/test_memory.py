@@ -13,8 +13,8 @@ from jax.sharding import Mesh
 
 from fedjax_ssl import federated, methods
 from fedjax_ssl.data import FederatedData
-from fedjax_ssl.federated import CLIENTS_AT_ONCE, Choice, all_clients, device_memory, tree_bytes
-from fedjax_ssl.federated.execution import choose
+from fedjax_ssl.federated import Choice, all_clients, device_memory, tree_bytes
+from fedjax_ssl.federated.execution import CLIENTS_AT_ONCE, choose
 from fedjax_ssl.federated.memory import USABLE, FittingProgram, how_many_fit
 from fedjax_ssl.federated.steps_ahead import steps_of
 from tests import toy

@@ -9,9 +9,9 @@ import pytest
 from jax.sharding import Mesh
 
 from fedjax_ssl import federated, methods
-from fedjax_ssl.federated import all_clients, execution, map_clients, placement
+from fedjax_ssl.federated import all_clients, execution, placement
 from fedjax_ssl.federated.client import LocalRound, train_client
-from fedjax_ssl.federated.placement import deal, without_examples
+from fedjax_ssl.federated.placement import deal, map_clients, without_examples
 from tests import toy
 
 AT_ONCE = (1, 2, 4, 5)
