@@ -173,6 +173,9 @@ GONE = {
     "data.name=cifar100_federated": Gone(
         "write data.name=cifar100 with a partition; its clients are not read any more"
     ),
+    "data.timeout": Gone("a download that is silent for 20 seconds is given up", (None, 20.0)),
+    "partition.own_part": Gone("the part is that of the client's size", (None, "size")),
+    "strong_augment.name=randaugment_uda": Gone("write randaugment or fixmatch"),
     "tracking.uri": Gone(_MLFLOW, (None,)),
     "supervision.noise_mode": Gone("noise is relative to a share", (None, "relative")),
     "strong_augment.fixed_cutout": Gone("the cutout has a uniform side", (None, False)),

@@ -12,11 +12,11 @@ import numpy as np
 
 from fedjax_ssl.data.dataset import Dataset, Names
 from fedjax_ssl.data.federation.report import lacking
-from fedjax_ssl.data.reading.encoded import FACTS as FEATURES
 from fedjax_ssl.data.reading.own import SHOWN, BadData, DatasetUnavailable, is_table, read_table
 from fedjax_ssl.data.reading.table_reading import TableReading, identifiers
 from fedjax_ssl.data.sites_apart import sites_apart
 from fedjax_ssl.data.sources import SOURCES, names_apart, read
+from fedjax_ssl.data.sources.features import FACTS as FEATURES
 from fedjax_ssl.errors import counted
 
 if TYPE_CHECKING:  # takes long to import

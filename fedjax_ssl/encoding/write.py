@@ -14,8 +14,7 @@ from jaxtyping import Float
 from fedjax_ssl.data import Dataset
 from fedjax_ssl.data.fingerprint import fingerprint
 from fedjax_ssl.data.images.weak import Augmentation
-from fedjax_ssl.data.reading import encoded
-from fedjax_ssl.data.reading.encoded import Encoded, Rows
+from fedjax_ssl.data.sources.features import Encoded, Rows, begin, read_facts
 from fedjax_ssl.encoding.encoders import Encoder, checked
 from fedjax_ssl.errors import UserError
 from fedjax_ssl.folder.files import StorageError, bytes_in_words, storing
@@ -88,7 +87,7 @@ def write(wanted: Wanted, facts: Encoded, folder: Path) -> Iterator[int]:
         UserError: the folder holds features of other data, another encoder or other views.
         StorageError: there is no room; what is done stays.
     """
-    before = encoded.read_facts(folder)
+    before = read_facts(folder)
     if before is None and folder.exists() and any(folder.iterdir()):
         raise UserError(f"--output {folder} is not empty, and holds no features; give another")
     if before is not None and (others := before.differences(facts)):
@@ -100,7 +99,7 @@ def write(wanted: Wanted, facts: Encoded, folder: Path) -> Iterator[int]:
     with storing(folder, lambda: safe, facts.nbytes):
         if before is None:
             _check_room(folder, facts.nbytes)
-            encoded.begin(folder, wanted.dataset, facts)
+            begin(folder, wanted.dataset, facts)
         files = {split: Rows(folder, facts, split) for split in facts.sizes}
     _check_same(wanted, facts, files["train"], folder)
     done = sum(rows.done * facts.views_of(split) for split, rows in files.items())

@@ -491,10 +491,9 @@ def augmentation_of(
                     f"from which methods draw; use --{kind}.name=none"
                 )
             return data.drawn_views(dataset.views, strong=kind == "strong_augment")
-        known = {"input_max": dataset.input_max, "input_mean": dataset.mean}
-        stored = {
-            what: value for what, value in known.items() if data.AUGMENTATIONS.takes(name, what)
-        }
+        stored = {}
+        if data.AUGMENTATIONS.takes(name, "input_max"):
+            stored["input_max"] = dataset.input_max
         return data.augmentation(name, **stored, **configs.options(config[kind]))
 
 

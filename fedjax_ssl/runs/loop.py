@@ -136,7 +136,7 @@ def run(
     resolved = configs.resolve(config)
     common = resolved.to_dict()
     del common["distributed"]  # every process has its own, as it has its own place of the data
-    for own in ("root", "download", "timeout"):
+    for own in ("root", "download"):
         del common["data"][own]
     team.check_same(
         "config", repr(common), "Give every process the same command and the same config file."

@@ -60,7 +60,7 @@ def test_a_new_setting_cannot_be_declared_without_what_it_changes() -> None:
 
 def test_consequences_of_settings_are_listed() -> None:
     alike = fields.fields_that(lambda one: one.alike)
-    assert {"tracking", "data.root", "data.timeout"} < {*alike}
+    assert {"tracking", "data.root"} < {*alike}
     assert {*fields.fields_that(lambda one: one.goes_on == "moved")} == {
         "data.path",
         "data.split",

@@ -29,20 +29,19 @@ def said() -> list[str]:
     for place in PLACES:
         path = ROOT / "fedjax_ssl" / place
         for file in sorted(path.rglob("*.py")) if path.is_dir() else [path]:
-            tree = ast.parse(file.read_text(encoding="utf-8"))
-            for function in ast.walk(tree):
-                if isinstance(function, ast.FunctionDef):
-                    found += _Sentences(tree, function).found
+            nodes = ast.walk(ast.parse(file.read_text(encoding="utf-8")))
+            functions = [one for one in nodes if isinstance(one, ast.FunctionDef)]
+            by_name = {one.name: one for one in functions}
+            for function in functions:
+                found += _Sentences(by_name, function).found
     return [sentence for sentence in dict.fromkeys(found) if re.search(r"^[^(]*\w+ \w+", sentence)]
 
 
 class _Sentences:
     """The sentences of one function."""
 
-    def __init__(self, tree: ast.Module, function: ast.FunctionDef):
-        self.functions = {
-            one.name: one for one in ast.walk(tree) if isinstance(one, ast.FunctionDef)
-        }
+    def __init__(self, functions: dict[str, ast.FunctionDef], function: ast.FunctionDef):
+        self.functions = functions
         self.values: dict[str, ast.expr] = {}
         for one in ast.walk(function):
             if isinstance(one, ast.Assign) and isinstance(one.targets[0], ast.Name):

@@ -12,7 +12,7 @@ import fedjax_ssl as fs
 from fedjax_ssl import data
 from fedjax_ssl.cli import main
 from fedjax_ssl.config import ConfigError
-from fedjax_ssl.data.reading import encoded
+from fedjax_ssl.data.sources import features as encoded
 from fedjax_ssl.encoding import write
 from fedjax_ssl.encoding.encoders import Encoder, checked
 from fedjax_ssl.errors import UserError

@@ -6,7 +6,7 @@ examples, C clients, K classes, B bases of several clients each.
 """
 
 from collections.abc import Sequence
-from typing import Annotated, Literal
+from typing import Annotated
 
 import jax
 import jax.numpy as jnp
@@ -338,33 +338,28 @@ def _class_draws(
 
 def own_class(
     skew: Annotated[float, In("[0, 1]")],
-    own_part: Literal["size", "class"] = "size",
     cut: bool = True,
     reuse: bool = False,
 ) -> Partition:
     """FedRGD's non-iid split: client c first gets examples of class c mod K, then a share of the
     remaining ones of all classes.
 
-    With own_part="size", the share of its own class is skew + (1 - skew) / K on average, and the
+    The share of its own class is skew + (1 - skew) / K on average, and the
     mean total variation distance of the class shares of two clients of different classes is `skew`,
     as far as the classes last: what a class lacks is made up from the others. 0 is `random`, up to
     a remainder that is dealt here too. No example is dealt twice, but with `reuse`.
 
     Args:
         skew: R, the part that is of the client's own class.
-        own_part: R of the client's "size", and the rest at random (CIFAR-10, SVHN); or of the
-            "class", and the rest in class proportions (EMNIST).
         cut: where the clients are a multiple of the classes, one part per class is dealt, and cut
-            at random into equal parts for its clients (CIFAR-10, EMNIST); False: every client has
+            at random into equal parts for its clients (CIFAR-10); False: every client has
             exactly R of its own class (SVHN).
         reuse: as the authors' code deals SVHN: a class that runs out is dealt again, to further
             clients, so that as many examples of other classes stay unused; and after client K - 1
-            the classes go on with the second one. With own_part="size" and cut=False.
+            the classes go on with the second one. With cut=False.
     """
-    if reuse and (cut or own_part != "size"):
-        raise ValueError(
-            "reuse deals to every client R of its own size: it needs own_part='size' and cut=False"
-        )
+    if reuse and cut:
+        raise ValueError("reuse deals to every client R of its own size: it needs cut=False")
 
     def own_parts(
         pool: Pool,
@@ -389,9 +384,7 @@ def own_class(
             kind = jnp.where(base < num_classes, base, later)
         there = count_groups(group, num_classes)[kind]
         same = kind == kind[:, None]
-        of_kind = jnp.sum(same, axis=1, dtype=jnp.int32)
-        asked = skew * (size if own_part == "size" else there / of_kind).astype(jnp.float32)
-        asked = jnp.floor(asked + 1e-4).astype(jnp.int32)
+        asked = jnp.floor(skew * size.astype(jnp.float32) + 1e-4).astype(jnp.int32)
         # Bases take their part one after another, as long as there is any.
         taken = jnp.where(same & (base < base[:, None]), asked, 0)
         own = jnp.clip(there - jnp.sum(taken, axis=1, dtype=jnp.int32), 0, asked)
@@ -408,10 +401,7 @@ def own_class(
         dealt = deal(own_key, group, counts)
         left = labelled & (dealt < 0)
         rest = jnp.where(left, 0, -1)
-        if own_part == "size":
-            others = deal(rest_key, rest, (size - own)[:, None].astype(jnp.int32))
-        else:
-            others = rank_within(rest_key, rest, group) % bases
+        others = deal(rest_key, rest, (size - own)[:, None].astype(jnp.int32))
         dealt = jnp.where(left, others, dealt)
         if parts > 1:
             dealt = dealt + bases * (rank_within(cut_key, dealt) % parts)

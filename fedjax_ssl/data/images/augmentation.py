@@ -67,12 +67,11 @@ AUGMENTATIONS: Registry[Augmentation] = _Augmentations(
         "semifl": strong.semifl,
         "randaugment": strong.randaugment,
         "randaugment_fedmatch": strong.fedmatch,
-        "randaugment_uda": strong.uda,
         "randaugment_fl2": strong.fl2,
         "randaugment_sage": strong.sage,
         "randaugment_fedrgd": strong.fedrgd,
     },
-    given=("input_max", "input_mean"),
+    given=("input_max",),
     makes=Callable,
     called_with=("key", "inputs"),
 )

@@ -80,21 +80,6 @@ def fedmatch(number: int) -> Policy:
     )
 
 
-def uda(number: int, fill: Fill = CIFAR_MEAN) -> Policy:
-    """UDA's published code: 15 operations at whole levels 1 to 9, each applied with probability
-    one half.
-    """
-    level = np.arange(1, 10)
-    choices = (
-        *_moved(3.0 * level, 0.03 * level, 1.0 * level, pixels=True, fill=fill),
-        *_recoloured(
-            "invert", 0.18 * level + 0.1, 4 - _floor(0.4 * level), 256 - _floor(25.6 * level)
-        ),
-        Choice("cutout", tuple(2.0 * level), pixels=True, fill=fill, full=False),
-    )
-    return Policy(choices, number, chance=0.5, levels=(9,))
-
-
 def original(number: int, magnitude: float) -> Policy:
     """RandAugment: 14 operations at one magnitude from 0 to 10, which the paper maps linearly to
     ranges.
@@ -202,9 +187,7 @@ def _recoloured(
     )
 
 
-def _moved(
-    degrees: Table, shear: Table, shift: Table, pixels: bool = False, fill: Fill = BLACK
-) -> tuple[Choice, ...]:
+def _moved(degrees: Table, shear: Table, shift: Table, pixels: bool = False) -> tuple[Choice, ...]:
     """Return the five movements, each in both directions."""
     amounts = (degrees, shear, shear, shift, shift)
     return tuple(
@@ -212,7 +195,6 @@ def _moved(
             name,
             tuple(map(float, values)),
             signed=True,
-            fill=fill,
             pixels=pixels and name.startswith("translate"),
         )
         for name, values in zip(MOVEMENTS, amounts, strict=True)

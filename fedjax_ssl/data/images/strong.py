@@ -5,12 +5,11 @@ Each is a policy of `policies.py`, after a shift and a flip where the paper has 
 """
 
 import dataclasses
-from collections.abc import Sequence
 from typing import Annotated
 
 from fedjax_ssl.checks import In, Whole
 from fedjax_ssl.data.images import policies
-from fedjax_ssl.data.images.operations import LARGEST, Stored
+from fedjax_ssl.data.images.operations import Stored
 from fedjax_ssl.data.images.random_augment import GROUPS, random_augment
 from fedjax_ssl.data.images.weak import (
     Augmentation,
@@ -115,28 +114,6 @@ def fedmatch(before: Unmoved, operations: Limited = 6, input_max: float = 255.0)
         input_max: largest stored value.
     """
     return _strong(policies.fedmatch(operations), before, input_max)
-
-
-def uda(
-    before: Unmoved,
-    operations: Limited = 2,
-    input_max: float = 255.0,
-    input_mean: Sequence[float] | None = None,
-) -> Augmentation:
-    """RandAugment of UDA's published code: two operations of random level, each applied half of the
-    time.
-
-    Args:
-        before: view before the operations.
-        operations: random operations per image.
-        input_max: largest stored value.
-        input_mean: of the dataset per channel, as shares of `input_max`: what comes in at the
-            border and in cutouts. None: CIFAR-10's.
-    """
-    fill: policies.Fill = policies.CIFAR_MEAN
-    if input_mean is not None:
-        fill = tuple(LARGEST * float(mean) for mean in input_mean)
-    return _strong(policies.uda(operations, fill), before, input_max)
 
 
 def fl2(before: Before, operations: Limited = 3, input_max: float = 255.0) -> Augmentation:

@@ -6,14 +6,12 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Any, NamedTuple
 
-from fedjax_ssl.checks import In
 from fedjax_ssl.data.dataset import Dataset, Names
 from fedjax_ssl.data.reading.cache import ROOT_VARIABLE, data_root, kept, load_converted, raw_folder
 from fedjax_ssl.data.reading.own import EMBEDDED, DatasetUnavailable, Place, not_here
 from fedjax_ssl.errors import counted
-from fedjax_ssl.registry import Changes
 
 RETRIES = 2  # of one address
 SAY_EVERY = 5.0  # seconds between two lines about progress
@@ -174,7 +172,6 @@ def load_archive(
     root: Place = None,
     path: Place = None,
     download: bool = True,
-    timeout: Annotated[float, In("(0, inf)"), Changes("watching")] = 20.0,
 ) -> Dataset:
     """Load a published dataset.
 
@@ -187,7 +184,6 @@ def load_archive(
         root: folder of all datasets; default $FEDJAX_SSL_DATA or ~/.cache/fedjax_ssl.
         path: folder that holds this dataset's original files.
         download: whether the network may be used.
-        timeout: seconds that connecting, and every single read, may take.
 
     Returns:
         The dataset.
@@ -207,9 +203,7 @@ def load_archive(
     if download:
         try:
             for file in _missing(archive, raw):
-                fetch(
-                    (file.url, *file.mirrors), raw / file.name, sha256=file.sha256, timeout=timeout
-                )
+                fetch((file.url, *file.mirrors), raw / file.name, sha256=file.sha256)
         except FetchFailed as failure:
             raise _not_here(archive, raw, looked, failure.tried) from failure
         except OSError as error:

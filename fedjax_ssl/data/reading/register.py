@@ -93,18 +93,12 @@ def published(
             return Archive(name=name, read=read_chosen, terms=terms, variant=variant, **told)
 
         def load(**given: Any) -> Dataset:
-            places = {place: given.pop(place) for place in (*PLACES, "timeout") if place in given}
+            places = {place: given.pop(place) for place in PLACES if place in given}
             return load_archive(archive(**given), **places)
 
-        shared = [
-            inspect.signature(load_archive).parameters[place] for place in (*PLACES, "timeout")
-        ]
+        shared = [inspect.signature(load_archive).parameters[place] for place in PLACES]
         load.__signature__ = inspect.Signature([*shared, *options])  # type: ignore[attr-defined]
-        doc = inspect.getdoc(read) or ""
-        before, _, after = doc.partition("Args:\n") if "Args:\n" in doc else (f"{doc}\n\n", "", "")
-        load.__doc__ = (
-            f"{before}Args:\n    timeout: seconds that the network may be silent.\n{after}"
-        )
+        load.__doc__ = read.__doc__
         ENTRIES[name] = Entry(load, description, terms, "downloaded", archive().facts, archive)
         return read
 

@@ -10,7 +10,14 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from fedjax_ssl.data.dataset import Dataset
 from fedjax_ssl.data.reading.cache import facts_of, kept_for
-from fedjax_ssl.data.reading.columns import TEST, TRAIN, VALIDATION, TableOptions, read_columns
+from fedjax_ssl.data.reading.columns import (
+    TEST,
+    TRAIN,
+    VALIDATION,
+    TableOptions,
+    proportions_digest,
+    read_columns,
+)
 from fedjax_ssl.data.reading.own import (
     MARKS,
     BadData,
@@ -35,7 +42,6 @@ from fedjax_ssl.data.reading.pictures import (
     spelling,
 )
 from fedjax_ssl.data.reading.register import dataset
-from fedjax_ssl.data.reading.shares import proportions_digest
 from fedjax_ssl.errors import counted
 
 if TYPE_CHECKING:  # takes long to import

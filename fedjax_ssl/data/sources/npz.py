@@ -8,7 +8,7 @@ import numpy as np
 
 from fedjax_ssl.checks import In, Whole
 from fedjax_ssl.data.dataset import Dataset, Names, Split, check_finite
-from fedjax_ssl.data.reading.columns import read_columns
+from fedjax_ssl.data.reading.columns import read_columns, read_proportions
 from fedjax_ssl.data.reading.own import (
     EMBEDDED,
     TEST_ARRAYS,
@@ -24,7 +24,6 @@ from fedjax_ssl.data.reading.own import (
     read_arrays,
 )
 from fedjax_ssl.data.reading.register import dataset
-from fedjax_ssl.data.reading.shares import read_proportions
 from fedjax_ssl.data.reading.table_reading import FAR
 from fedjax_ssl.errors import counted
 from fedjax_ssl.registry import Changes
@@ -93,7 +92,7 @@ def load_npz(
         input_max: the stored value that maps to 1.0; by default 255 for uint8 and 1 for floating
             point.
         proportions: CSV file with the class shares of each client's sets; see
-            `fedjax_ssl.data.reading.shares`.
+            `fedjax_ssl.data.reading.columns.read_proportions`.
 
     Returns:
         The dataset, named "npz".

@@ -8,7 +8,7 @@ import numpy as np
 from fedjax_ssl.data.dataset import Dataset, Names
 from fedjax_ssl.data.federation.federated_data import client_number
 from fedjax_ssl.data.reading.cache import facts_of, kept_for
-from fedjax_ssl.data.reading.columns import Columns, TableOptions, read_columns
+from fedjax_ssl.data.reading.columns import Columns, TableOptions, proportions_digest, read_columns
 from fedjax_ssl.data.reading.own import (
     SHOWN,
     Findings,
@@ -22,7 +22,6 @@ from fedjax_ssl.data.reading.own import (
     say_one_client,
 )
 from fedjax_ssl.data.reading.register import dataset
-from fedjax_ssl.data.reading.shares import proportions_digest
 from fedjax_ssl.data.reading.table_reading import CellOptions, TableReading, fit, identifiers
 
 if TYPE_CHECKING:  # takes long to import

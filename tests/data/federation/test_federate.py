@@ -208,13 +208,10 @@ def test_examples_without_a_label_stay_at_clients():
     assert (np.asarray(data.num_labelled) == 3).all()
 
 
-def test_a_fixed_key_inside_somebody_elses_jit():
+def test_a_key_inside_somebody_elses_jit_is_fixed_or_refused():
     key = jax.random.key(0)
     inside = jax.jit(lambda: draw(key, DATASET, test_clients=3))()
     assert contents(inside) == contents(draw(jax.random.key(0), DATASET, test_clients=3))
-
-
-def test_a_traced_key_is_refused():
     with pytest.raises(ValueError, match="drawn by a key that is traced"):
         jax.jit(lambda key: draw(key, DATASET, test_clients=3))(jax.random.key(0))
 
@@ -300,9 +297,17 @@ def test_dtypes_do_not_depend_on_64_bit_mode(partition, enabled):
             assert found == {"int32", "bool"} | ({"float32"} if supervision == "mixed" else set())
 
 
+UNOWNED = dataclasses.replace(DATASET, train=Split(DATASET.train.x, LABELS))
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
+        ({"dataset": UNOWNED}, "has no natural clients; choose another partition"),
+        (
+            {"dataset": UNOWNED, "partition": "iid", "num_clients": 3, "test_clients": 2},
+            "test_clients=2, but dataset 'toy' has no natural clients",
+        ),
         ({"partition": "iid"}, "partition 'iid' does not know how many clients"),
         (
             {"partition": "iid", "num_clients": 241},
@@ -323,17 +328,7 @@ def test_dtypes_do_not_depend_on_64_bit_mode(partition, enabled):
 )
 def test_bad_arguments(options, message):
     with pytest.raises(ValueError, match=message):
-        draw(jax.random.key(0), DATASET, **options)
-
-
-def test_a_dataset_without_natural_clients():
-    dataset = dataclasses.replace(DATASET, train=Split(DATASET.train.x, LABELS))
-    with pytest.raises(ValueError, match="has no natural clients; choose another partition"):
-        draw(jax.random.key(0), dataset)
-    with pytest.raises(
-        ValueError, match="test_clients=2, but dataset 'toy' has no natural clients"
-    ):
-        draw(jax.random.key(0), dataset, partition="iid", num_clients=3, test_clients=2)
+        draw(jax.random.key(0), **{"dataset": DATASET, **options})
 
 
 def test_validate_says_what_is_wrong():

@@ -84,25 +84,33 @@ def test_own_labels(name, options):
     assert not kept[~ELIGIBLE].any()
     np.testing.assert_array_equal(kept, keep(name, 0, **options))
     counts = per_client(kept)
+    assert kept.sum() == {"all": ELIGIBLE.sum(), "none": 0, "server": 0}.get(name, kept.sum())
     assert (counts > 0).sum() <= options.get("labelled_clients", NUM_CLIENTS)
     if 0 < kept.sum() < ELIGIBLE.sum():
         assert (kept != keep(name, 1, **options)).any()
 
 
+@pytest.mark.parametrize("labels", [1, 4, 1000])
+def test_numbers_are_exact_up_to_what_exists(labels):
+    have = np.zeros((NUM_CLIENTS, NUM_CLASSES), int)
+    np.add.at(have, (CLIENT[ELIGIBLE], LABELS[ELIGIBLE]), 1)
+
+    def got(name, **options):
+        kept = keep(name, labels=labels, **options)
+        counts = np.zeros_like(have)
+        np.add.at(counts, (CLIENT[kept], LABELS[kept]), 1)
+        return counts
+
+    np.testing.assert_array_equal(got("per_class"), np.minimum(labels, have))
+    total = got("total_per_class").sum(axis=0)
+    np.testing.assert_array_equal(total, np.minimum(labels, have.sum(axis=0)))
+    for class_balanced in (False, True):
+        of_client = got("per_client", class_balanced=class_balanced).sum(axis=1)
+        np.testing.assert_array_equal(of_client, np.minimum(labels, WITH_LABEL))
+
+
 def test_every_supervision_has_a_case():
     assert {name for name, _ in CASES} == {*SUPERVISIONS}
-
-
-def test_all_and_none():
-    np.testing.assert_array_equal(keep("all"), ELIGIBLE)
-    assert not keep("none").any() and not keep("server", labels=5).any()
-
-
-@pytest.mark.parametrize("class_balanced", [False, True])
-def test_per_client_is_exact_up_to_what_exists(class_balanced):
-    for labels in (1, 10, 1000):
-        kept = keep("per_client", labels=labels, class_balanced=class_balanced)
-        np.testing.assert_array_equal(per_client(kept), np.minimum(labels, WITH_LABEL))
 
 
 def test_per_client_balanced_is_as_equal_as_the_data_allow():
@@ -113,22 +121,6 @@ def test_per_client_balanced_is_as_equal_as_the_data_allow():
         assert (got <= have).all()
         # A class that gets less than another by two or more must have been used up.
         assert (got[got < got.max() - 1] == have[got < got.max() - 1]).all()
-
-
-def test_per_class_is_exact_up_to_what_exists():
-    kept = keep("per_class", labels=2)
-    for client in range(NUM_CLIENTS):
-        have = np.bincount(LABELS[ELIGIBLE & (client == CLIENT)], minlength=NUM_CLASSES)
-        got = np.bincount(LABELS[kept & (client == CLIENT)], minlength=NUM_CLASSES)
-        np.testing.assert_array_equal(got, np.minimum(have, 2))
-
-
-def test_total_per_class_is_exact_up_to_what_exists():
-    have = np.bincount(LABELS[ELIGIBLE], minlength=NUM_CLASSES)
-    for labels in (1, 4, 1000):
-        kept = keep("total_per_class", labels=labels)
-        got = np.bincount(LABELS[kept], minlength=NUM_CLASSES)
-        np.testing.assert_array_equal(got, np.minimum(have, labels))
 
 
 def test_fraction_counts_and_at_least_one():
@@ -288,19 +280,11 @@ def test_balanced_draw_is_balanced_and_exact():
     )
 
 
-@pytest.mark.parametrize(
-    ("name", "options", "message"),
-    [
-        ("fraction", {"fraction": 1.5}, r"fraction is 1.5; it must be a number in \(0, 1\]"),
-        ("server", {"labels": 5, "labelled_clients": 2}, "has no meaning for supervision 'server'"),
-    ],
-)
-def test_bad_options(name, options, message):
-    with pytest.raises(ValueError, match=message):
-        build_supervision(name, **options)
-
-
-def test_more_than_there_is():
+def test_bad_options_and_more_than_there_is():
+    with pytest.raises(ValueError, match=r"fraction is 1.5; it must be a number in \(0, 1\]"):
+        build_supervision("fraction", fraction=1.5)
+    with pytest.raises(ValueError, match="has no meaning for supervision 'server'"):
+        build_supervision("server", labels=5, labelled_clients=2)
     with pytest.raises(ValueError, match="labelled_clients=9, but there are 8 clients"):
         build_supervision("all", labelled_clients=9).check(8, 100)
     with pytest.raises(ValueError, match="labels=101, but only 100 training examples"):

@@ -27,7 +27,6 @@ COLOUR = np.concatenate(
 GREY = np.ascontiguousarray(COLOUR[..., :1])
 EVERY = {
     "fedmatch": policies.fedmatch(6),
-    "uda": policies.uda(2),
     "original": policies.original(3, 4.0),
     "fixmatch": policies.fixmatch(2),
     "sage": policies.levelled(2, whole_pixels=True),
@@ -128,7 +127,7 @@ def compare(policy, stored):
 @pytest.mark.parametrize(
     "name",
     [
-        pytest.param(n, marks=() if n in ("fedmatch", "uda") else pytest.mark.thorough)
+        pytest.param(n, marks=() if n in ("fedmatch", "sage") else pytest.mark.thorough)
         for n in EVERY
     ],
 )
@@ -137,7 +136,7 @@ def test_colour_images_are_pillows(name):
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=pytest.mark.thorough) for n in ("fedmatch", "uda")]
+    "name", [pytest.param(n, marks=pytest.mark.thorough) for n in ("fedmatch", "sage")]
 )
 def test_grey_images_are_pillows(name):
     compare(EVERY[name], GREY)

@@ -103,7 +103,6 @@ def test_a_constant_image_stays_under_operations_that_stretch_or_blend():
 @pytest.mark.parametrize(
     ("policy", "operations", "levels", "chance"),
     [
-        (policies.uda(2), 15, 9, 0.5),
         (policies.levelled(2, True), 14, 9, 0.5),
         (policies.fixmatch(2), 14, policies.LEVELS, 1.0),
         (policies.fl2(3), 14, policies.LEVELS, 1.0),
@@ -130,7 +129,6 @@ def test_tables_hold_the_published_strengths():
         )
 
     fedmatch = policies.fedmatch(6)
-    uda = policies.uda(2)
     sage = policies.levelled(2, True)
     np.testing.assert_allclose(
         amounts(fedmatch, "solarize"), [256, 253.22, 250.44, 247.67, 244.89], atol=0.005
@@ -140,9 +138,6 @@ def test_tables_hold_the_published_strengths():
     np.testing.assert_allclose(
         np.multiply(amounts(fedmatch, "translate_x"), 32), [0, 0.71, 1.42, 2.13, 2.84], atol=5e-3
     )
-    assert amounts(uda, "posterize") == (4, 4, 3, 3, 2, 2, 2, 1, 1)
-    assert amounts(uda, "solarize") == (231, 205, 180, 154, 128, 103, 77, 52, 26)
-    assert amounts(uda, "cutout") == tuple(range(2, 20, 2))
     assert amounts(sage, "translate_x") == (0, 1, 2, 3, 4, 5, 6, 7, 8)
     assert amounts(sage, "posterize") == (4, 4, 5, 5, 6, 6, 6, 7, 7)
     for policy in (policies.fixmatch(2), policies.fl2(3)):

@@ -9,7 +9,6 @@ import gzip
 import io
 import sqlite3
 import struct
-import tarfile
 import zlib
 
 import numpy as np
@@ -24,6 +23,7 @@ from fedjax_ssl.data.reading.formats import FormatError
 from fedjax_ssl.data.sources import archive
 from fedjax_ssl.data.sources.femnist import read_sqlite
 from fedjax_ssl.data.sources.mnist import read_idx
+from tests.data.sources.written import idx, write_tar
 
 ROW = 3
 COLUMN = 5
@@ -38,11 +38,6 @@ def noise(rng, labels, shape):
     return images
 
 
-def write_idx(path, array):
-    header = struct.pack(f">HBB{array.ndim}I", 0, 8, array.ndim, *array.shape)
-    path.write_bytes(gzip.compress(header + array.tobytes(), mtime=0))
-
-
 def write_mnist(folder):
     rng = np.random.default_rng(0)
     labels = np.arange(20, dtype=np.uint8) % 10
@@ -50,15 +45,7 @@ def write_mnist(folder):
     arrays = (noise(rng, labels, (28, 28, 1))[..., 0], labels)
     arrays += (noise(rng, test_labels, (28, 28, 1))[..., 0], test_labels)
     for file, array in zip(MNIST.files, arrays, strict=True):
-        write_idx(folder / file.name, array)
-
-
-def write_tar(path, contents):
-    with tarfile.open(path, "w:gz") as archive:
-        for name, content in contents.items():
-            member = tarfile.TarInfo(name)
-            member.size = len(content)
-            archive.addfile(member, io.BytesIO(content))
+        (folder / file.name).write_bytes(idx(array))
 
 
 def rows(rng, labels, *columns):
@@ -243,10 +230,8 @@ def test_femnist_other_files(tmp_path):
             read_sqlite(path)
 
 
-def test_idx_damage(tmp_path):
-    path = tmp_path / "a.gz"
-    write_idx(path, np.zeros((4, 5), np.uint8))
-    content = path.read_bytes()
+def test_idx_damage():
+    content = idx(np.zeros((4, 5), np.uint8))
     cases = {
         content[:-9]: "cut short, damaged",
         b"plain": "cut short, damaged",

@@ -8,8 +8,7 @@ import pytest
 
 from fedjax_ssl.data import DatasetUnavailable, load
 from fedjax_ssl.data.reading.formats import FormatError
-from fedjax_ssl.data.reading.pickles import read_pickle
-from fedjax_ssl.data.sources.mini_imagenet import PICKLES
+from fedjax_ssl.data.sources.mini_imagenet import PICKLES, read_pickle
 
 ROW = 3
 COLUMN = 5

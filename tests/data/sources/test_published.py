@@ -3,11 +3,8 @@ carries the label.
 """
 
 import dataclasses
-import gzip
 import http.server
 import io
-import struct
-import tarfile
 import threading
 import zipfile
 from functools import partial
@@ -27,6 +24,7 @@ from fedjax_ssl.data.sources.cinic10 import read_cinic10
 from fedjax_ssl.data.sources.emnist import PARTS, read_emnist
 from fedjax_ssl.data.sources.stl10 import read_stl10
 from fedjax_ssl.data.sources.svhn import read_svhn
+from tests.data.sources.written import idx, write_tar
 
 ROW = 3
 COLUMN = 5
@@ -43,13 +41,6 @@ def noise(labels, shape, seed=0):
 def assert_marked(split, seed=0):
     np.testing.assert_array_equal(split.x[:, ROW, COLUMN, -1], 4 * split.y)
     np.testing.assert_array_equal(split.x, noise(split.y, split.x.shape[1:], seed))
-
-
-def idx(array):
-    array = array.astype(np.uint8)
-    return gzip.compress(
-        struct.pack(f">HBB{array.ndim}I", 0, 8, array.ndim, *array.shape) + array.tobytes(), mtime=0
-    )
 
 
 @pytest.mark.parametrize(("kind", "first"), [("byclass", 0), ("letters", 1)])
@@ -125,13 +116,8 @@ def write_stl10(folder, changes=()):
         content[f"{split}_X.bin"] = images.transpose(0, 3, 2, 1).tobytes()
         content[f"{split}_y.bin"] = (labels + 1).astype(np.uint8).tobytes()
     content.update(changes)
-    path = folder / "stl10_binary.tar.gz"
-    with tarfile.open(path, "w:gz", compresslevel=1) as archive:
-        for name, values in content.items():
-            member = tarfile.TarInfo(f"stl10_binary/{name}")
-            member.size = len(values)
-            archive.addfile(member, io.BytesIO(values))
-    return {path.name: path}
+    named = {f"stl10_binary/{name}": values for name, values in content.items()}
+    return write_tar(folder / "stl10_binary.tar.gz", named)
 
 
 def test_stl10_with_and_without_what_has_no_label(tmp_path):
@@ -175,13 +161,8 @@ def write_cinic10(folder, top="./", changes=()):
         "README.md": b"text",
         **dict(changes),
     }
-    path = folder / "CINIC-10.tar.gz"
-    with tarfile.open(path, "w:gz", compresslevel=1) as archive:
-        for name, values in content.items():
-            member = tarfile.TarInfo(f"{top}{name}")
-            member.size = len(values)
-            archive.addfile(member, io.BytesIO(values))
-    return {path.name: path}
+    named = {f"{top}{name}": values for name, values in content.items()}
+    return write_tar(folder / "CINIC-10.tar.gz", named)
 
 
 def png(image):

@@ -20,7 +20,7 @@ from fedjax_ssl.data import (
     source_of,
     standardized,
 )
-from fedjax_ssl.data.reading.shares import read_proportions
+from fedjax_ssl.data.reading.columns import read_proportions
 
 ROWS = [
     "age,weight,label,client",
