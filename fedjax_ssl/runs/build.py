@@ -491,9 +491,8 @@ def augmentation_of(
                     f"from which methods draw; use --{kind}.name=none"
                 )
             return data.drawn_views(dataset.views, strong=kind == "strong_augment")
-        stored = {}
-        if data.AUGMENTATIONS.takes(name, "input_max"):
-            stored["input_max"] = dataset.input_max
+        takes_range = data.AUGMENTATIONS.takes(name, "input_max")
+        stored = {"input_max": dataset.input_max} if takes_range else {}
         return data.augmentation(name, **stored, **configs.options(config[kind]))
 
 

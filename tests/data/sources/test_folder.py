@@ -339,6 +339,7 @@ def test_a_table_of_images_is_never_passed_over_in_silence(tmp_path, read, probl
     assert (data.class_names, data.train.y.tolist()) == (("a", "b"), [0, 1])
     notes = "".join(data.extra["notes"])
     assert "about.csv says what the images show, not the names" in notes
+    assert "no column names the clients, so that all rows are one client's" in notes
     assert "1 of 3 rows name no image in" in notes and "first ./north/ill/1.png" in notes
     assert len(read(layout="site/class").train) == 12
 
