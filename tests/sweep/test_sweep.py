@@ -310,9 +310,7 @@ def test_the_command_grows_a_sweep_and_writes_both_tables(tmp_path, capsys):
     assert [row["status"] for row in first] == ["done"] * 4 and "[4/4]" in capsys.readouterr().out
     assert main(command(folder, "optimizer.learning_rate=0.1,0.3", seeds=3)) == 0
     assert len(table(folder)) == 6 and "[2/2]" in capsys.readouterr().out
-    drawn = {name: sorted(folder.glob(f"runs/*/{name}.png")) for name in ("curves", "partition")}
-    assert {path.parent.name[-6:] for paths in drawn.values() for path in paths} == {"seed=0"}
-    assert [len(paths) for paths in drawn.values()] == [2, 2]
+    assert not list(folder.glob("runs/*/*.png"))
     assert table(folder)[0] == first[0]
     parquet = pytest.importorskip("pyarrow.parquet")
     columns = parquet.read_table(folder / "results.parquet").to_pydict()

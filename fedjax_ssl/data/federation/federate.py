@@ -166,7 +166,7 @@ class Drawing:
         dataset = self._dataset
         num_clients = plan.facts.num_clients
         # Draw the use of every training example.
-        roles = self._draw(key, self._examples)
+        roles = jax.device_get(self._draw(key, self._examples))
         stray = int(roles.entries.client.max())
         if stray >= num_clients:
             raise ValueError(
@@ -177,8 +177,8 @@ class Drawing:
         # Write it down in tables, as rows of the training examples; the dataset's own test examples
         # follow these.
         widths = find_widths(plan, roles)
-        tables = tabulate(roles, self._labels, num_clients=num_clients, widths=widths)
-        splits, truth, tables = with_own_test(key, dataset, plan, roles, tables)
+        tables = tabulate(roles, dataset.train.y, num_clients=num_clients, widths=widths)
+        splits, tables = with_own_test(key, dataset, plan, roles, tables)
         if inputs is None:
             inputs = jnp.asarray(splits[0] if len(splits) == 1 else np.concatenate(splits))
         named = (
@@ -188,7 +188,6 @@ class Drawing:
         )
         federation = FederatedData(
             inputs=cast(Array, inputs),
-            labels=truth,
             num_classes=dataset.num_classes,
             max_labelled=widths.max_labelled,
             max_unlabelled=widths.max_unlabelled,

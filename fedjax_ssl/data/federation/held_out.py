@@ -308,8 +308,8 @@ def balanced_test_examples(
 
 
 def clients_of_own_test(
-    dataset: Dataset, rows: Int[np.ndarray, " t"], holder: Ids, num_clients: int
-) -> tuple[Int[Array, " t"], int]:
+    dataset: Dataset, rows: Int[np.ndarray, " t"], holder: Int[np.ndarray, " N"], num_clients: int
+) -> tuple[Int[np.ndarray, " t"], int]:
     """Return the client of each of the dataset's own test examples, where clients are natural.
 
     Args:
@@ -323,14 +323,15 @@ def clients_of_own_test(
         The client of each row, -1 = nobody's; how many clients have test examples only.
     """
     if dataset.test is None or dataset.test.client is None or dataset.train.client is None:
-        return jnp.full(len(rows), -1, jnp.int32), 0
+        return np.full(len(rows), -1), 0
     owner = dataset.test.client[rows]
     known, natural = np.unique(dataset.train.client, return_inverse=True)
     strangers = np.setdiff1d(owner, known)
     # The numbers that clients have here, and where each is among all of them.
-    of_known = jnp.full(len(known), -1, jnp.int32).at[natural].max(holder)
-    of_stranger = num_clients + int_range(len(strangers))
+    of_known = np.full(len(known), -1)
+    np.maximum.at(of_known, natural, holder)
+    of_stranger = num_clients + np.arange(len(strangers))
     everyone = np.concatenate([known, strangers])
     order = np.argsort(everyone)
     place = order[np.searchsorted(everyone, owner, sorter=order)]
-    return jnp.concatenate([of_known, of_stranger])[place], len(strangers)
+    return np.concatenate([of_known, of_stranger])[place], len(strangers)

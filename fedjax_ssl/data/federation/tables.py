@@ -3,21 +3,16 @@ tables of these roles.
 """
 
 import dataclasses
-from functools import partial
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Int
+from jaxtyping import Int
 
 from fedjax_ssl.data.dataset import Dataset
 from fedjax_ssl.data.federation.dealing import (
     Ids,
     Mask,
-    count_groups,
-    int_range,
-    running_sum,
 )
 from fedjax_ssl.data.federation.federated_data import WeakLabels
 from fedjax_ssl.data.federation.held_out import (
@@ -102,56 +97,68 @@ def _roomy(count: int) -> int:
     return -(-count // step) * step
 
 
-@partial(jax.jit, static_argnames=("num_clients", "widths"))
 def tabulate(roles: Roles, labels: Ids, *, num_clients: int, widths: Widths) -> dict[str, Any]:
-    """Make all index tables and counts of a federation, by the names of `FederatedData`."""
+    """Make all index tables and counts of a federation, by the names of `FederatedData`.
+
+    Args:
+        roles: in NumPy's arrays, as what is returned.
+        labels: of the training examples.
+        num_clients: C.
+        widths: of the tables.
+    """
     entries = roles.entries
-    labelled = entries.labelled
+    labelled = np.asarray(entries.labelled)
     weak = roles.weak
-    assert labelled is not None
+    held = entries.client >= 0
     # An example that is dealt again may have its label at one client and none at another.
-    seen = roles.server.at[entries.row].max(labelled & (entries.client >= 0))
+    seen = roles.server.copy()
+    seen[entries.row[labelled & held]] = True
     weakly = ~labelled & (entries.observation >= 0)
-    num_examples = count_groups(entries.client, num_clients)
-    owner = jnp.where(entries.client >= 0, entries.client, num_clients)
-    order = jnp.lexsort((~weakly, ~labelled, owner)).astype(jnp.int32)
-    start = running_sum(num_examples) - num_examples
-    column = int_range(max(widths.examples, 1))
-    place = order[jnp.minimum(start[:, None] + column, order.shape[0] - 1)]
+
+    def count(chosen: Mask) -> Ids:
+        clients = entries.client[chosen & held]
+        return np.bincount(clients, minlength=num_clients).astype(np.int32)
+
+    num_examples = count(held)
+    order = np.lexsort((~weakly, ~labelled, np.where(held, entries.client, num_clients)))
+    start = np.cumsum(num_examples) - num_examples
+    column = np.arange(max(widths.examples, 1))
+    place = order[np.minimum(start[:, None] + column, len(order) - 1)]
     real = column < num_examples[:, None]
     tables: dict[str, Any] = {
-        "observed": jnp.where(seen, labels, -1),
-        "index": jnp.where(real, entries.row[place], 0),
-        "num_labelled": count_groups(jnp.where(labelled, entries.client, -1), num_clients),
+        "observed": np.where(seen, labels, -1).astype(np.int32),
+        "index": np.where(real, entries.row[place], 0),
+        "num_labelled": count(labelled),
         "num_examples": num_examples,
         "weak": weak,
     }
     if weak is not None:
         tables["weak"] = dataclasses.replace(
             weak,
-            labels=jnp.where(real & weakly[place], entries.observation[place], -1),
-            num_examples=count_groups(jnp.where(weakly, entries.client, -1), num_clients),
-            share=shares_of_sets(weak, entries, weakly),
+            labels=np.where(real & weakly[place], entries.observation[place], -1),
+            num_examples=count(weakly),
+            share=jax.jit(shares_of_sets)(weak, entries, weakly),
         )
     for name, mask, width in (
         ("test", roles.test, widths.test),
         ("valid", roles.valid, widths.valid),
         ("server", roles.server, widths.server),
     ):
-        tables[f"{name}_index"] = jnp.nonzero(mask, size=width, fill_value=0)[0].astype(jnp.int32)
-        tables[f"num_{name}"] = mask.sum(dtype=jnp.int32)
-    tested = int_range(widths.test) < tables["num_test"]
-    tables["test_client"] = jnp.where(tested, roles.holder[tables["test_index"]], -1)
+        rows = np.flatnonzero(mask)
+        tables[f"{name}_index"] = np.pad(rows, (0, width - len(rows))).astype(np.int32)
+        tables[f"num_{name}"] = np.int32(len(rows))
+    tested = np.arange(widths.test) < tables["num_test"]
+    tables["test_client"] = np.where(tested, roles.holder[tables["test_index"]], -1)
     return tables
 
 
 def with_own_test(
     key: PRNGKey, dataset: Dataset, plan: Plan, roles: Roles, tables: dict[str, Any]
-) -> tuple[list[np.ndarray], Int[Array, " M"], dict[str, Any]]:
+) -> tuple[list[np.ndarray], dict[str, Any]]:
     """Add the dataset's own test examples to the tables, where it is tested on them.
 
     Returns:
-        (examples of the splits in use, the labels of them all, tables with two further fields of
+        (examples of the splits in use, tables with the labels of them all and two further fields of
         `FederatedData`).
     """
     facts = plan.facts
@@ -162,8 +169,8 @@ def with_own_test(
     splits = [dataset.train.x]
     truth = dataset.train.y
     if dataset.test is not None and rows.size:
-        row = jnp.asarray(rows, jnp.int32)
-        client = jnp.full(rows.size, -1, jnp.int32)
+        row = rows
+        client = np.full(rows.size, -1)
         if held_out.balanced_test:
             owned = True
             row, client = balanced_test_examples(
@@ -173,14 +180,18 @@ def with_own_test(
             taken = facts.num_clients + held_out.num_natural
             client, strangers = clients_of_own_test(dataset, rows, roles.holder, taken)
             owned |= plan.natural and dataset.test.client is not None
-        unseen = jnp.full(len(dataset.test), -1, jnp.int32)
-        tables = tables | {
-            "test_index": jnp.concatenate([len(truth) + row, tables["test_index"]]),
-            "test_client": jnp.concatenate([client, tables["test_client"]]),
+        unseen = np.full(len(dataset.test), -1)
+        more = {
+            "test_index": np.concatenate([len(truth) + row, tables["test_index"]]),
+            "test_client": np.concatenate([client, tables["test_client"]]),
             "num_test": tables["num_test"] + row.size,  # all of these are real
-            "observed": jnp.concatenate([tables["observed"], unseen]),
+            "observed": np.concatenate([tables["observed"], unseen]),
         }
+        tables = tables | {name: values.astype(np.int32) for name, values in more.items()}
         splits.append(dataset.test.x)
         truth = np.concatenate([truth, dataset.test.y])
-    tables |= {"num_new_clients": held_out.num_natural + strangers, "owned_test": owned}
-    return splits, jnp.asarray(truth, jnp.int32), tables
+    tables = jax.device_put(tables | {"labels": truth.astype(np.int32)})
+    return splits, tables | {
+        "num_new_clients": held_out.num_natural + strangers,
+        "owned_test": owned,
+    }
