@@ -80,7 +80,7 @@ def _advance(together: Sequence[Run]) -> Advanced:
 class Point(NamedTuple):
     """A run to be done."""
 
-    config: ml_collections.ConfigDict  # as a config file returns it
+    config: ml_collections.ConfigDict  # resolved
     workdir: str | Path
     callbacks: Sequence[Callback] = ()  # called after every block; they may stop the run
 
@@ -190,7 +190,7 @@ def run_batch(points: Sequence[Point], shared: Shared) -> list[dict[str, Any] | 
         for place, point in enumerate(points):
             try:
                 one = start_run(
-                    configs.resolve(point.config),
+                    point.config,
                     point.workdir,
                     Team(),
                     shared,

@@ -76,7 +76,7 @@ class Search:
     def config_of(
         self, chosen: Mapping[str, Any], seed: int | None = None
     ) -> ml_collections.ConfigDict:
-        """Make the config of a point.
+        """Return the config of a point, resolved.
 
         Raises:
             ConfigError: a setting cannot be used.
@@ -94,7 +94,9 @@ class Search:
         ]
         place = place_of_labels(self.config, several)
         config = configs.load(self.config, tuple({**common, **chosen}.items()), place)
-        return config if seed is None else configs.with_settings(config, [("seed", seed)])
+        return configs.resolve(
+            config if seed is None else configs.with_settings(config, [("seed", seed)])
+        )
 
     @property
     def example(self) -> ml_collections.ConfigDict:
@@ -198,7 +200,7 @@ def search_of(given: argparse.Namespace, folder: Path) -> Search:
             "--search has nothing to choose; give ranges or several values: --set "
             "optimizer.learning_rate=0.001..1"
         )
-    if not configs.validates(configs.resolve(wanted.example)):
+    if not configs.validates(wanted.example):
         raise ConfigError(
             "--search chooses by the accuracy on validation data, of which this config has none; "
             "hold some of the training examples out: --set data.validation_fraction=0.2"
@@ -251,8 +253,10 @@ def open_study(search: Search, folder: Path, worker: int = 0) -> Any:
         ConfigError: the storage cannot be used.
     """
     optuna = _optuna()
-    config = search.example
-    bounds = (config.eval_every, max(config.rounds, 1)) if search.pruner == "hyperband" else ()
+    bounds: tuple[int, ...] = ()
+    if search.pruner == "hyperband":
+        config = search.example
+        bounds = config.eval_every, max(config.rounds, 1)
     pruner = getattr(optuna.pruners, PRUNERS[search.pruner])(*bounds)
     storages = importlib.import_module("optuna.storages.journal")
     place = search.storage or folder / "study.log"
@@ -346,7 +350,7 @@ def run_trials(tell: workers.Tell, folder: Path, worker: int, at_once: int | Non
         programs: dict[str, list[Any]] = {}
         for trial in trials:
             try:
-                code = static_part(configs.resolve(search.config_of(trial.params)))
+                code = static_part(search.config_of(trial.params))
             except ConfigError as error:
                 _tell(study, trial, error)
             else:

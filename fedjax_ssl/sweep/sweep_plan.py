@@ -368,8 +368,8 @@ def extended(stored: Plan, wanted: Plan, folder: Path) -> Plan:
 
 
 def config_of(run: PlannedRun) -> ml_collections.ConfigDict:
-    """Make the config of a planned run, as `fedjax_ssl.runs.loop.run` takes it."""
-    return ml_collections.ConfigDict(_with_tuples(run.config))
+    """Return the config of a planned run, which is resolved."""
+    return ml_collections.ConfigDict(_with_tuples(run.config)).lock()
 
 
 def _refusal(missing: Sequence[PlannedRun], stored: Plan, wanted: Plan, folder: Path) -> str:

@@ -21,7 +21,6 @@ from typing import Any, NamedTuple, cast
 import jax
 
 from fedjax_ssl import command_line, gpus, processor
-from fedjax_ssl import config as configs
 from fedjax_ssl.errors import counted, note
 from fedjax_ssl.runs.compile import OutOfMemory
 from fedjax_ssl.runs.loop import Point, run_batch
@@ -288,7 +287,7 @@ def vectorizes(point: Point, shared: Shared) -> bool:
     if jax.default_backend() == "cpu":
         return False
     try:
-        experiment = shared.experiment(configs.resolve(point.config))
+        experiment = shared.experiment(point.config)
     except Exception:  # the run says so itself
         return False
     return (experiment.config.federated.devices or 1) <= 1 and experiment.host is None

@@ -11,6 +11,7 @@ import pytest
 from ml_collections import ConfigDict
 
 import fedjax_ssl as fs
+from fedjax_ssl.config import resolve
 from fedjax_ssl.data import Dataset, Split, client_names
 from fedjax_ssl.data.sites_apart import sites_apart
 from fedjax_ssl.errors import ConfigNote
@@ -90,7 +91,7 @@ def test_a_quiet_run_says_it_and_nothing_else(said, config_of, tmp_path, capsys)
     assert shown.out == "" and shown.err.splitlines() == [f"note: {line}" for line in said()]
     # runs that are vectorized say it too, once for all
     with pytest.warns(ConfigNote) as notes:
-        run_batch([Point(config_of(rounds=1), tmp_path / "run")], Shared())
+        run_batch([Point(resolve(config_of(rounds=1)), tmp_path / "run")], Shared())
     assert [str(one.message) for one in notes] == said()
 
 

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import fedjax_ssl as fs
+from fedjax_ssl.config import resolve
 from fedjax_ssl.errors import ConfigError, UserError
 from fedjax_ssl.folder import Checkpoints
 from fedjax_ssl.runs import Block, Point, Shared, run_batch
@@ -134,7 +135,7 @@ def test_a_run_that_a_callback_stopped_goes_on_with_more_rounds(names, shared) -
 @pytest.mark.promise
 @pytest.mark.thorough
 def test_one_of_several_runs_fails_and_the_others_go_on(tmp_path, shared) -> None:
-    config = fs.load_config("digits_fedavg:all", {"rounds": 2, "eval_every": 1})
+    config = resolve(fs.load_config("digits_fedavg:all", {"rounds": 2, "eval_every": 1}))
     points = [
         Point(config, tmp_path / "fails", [failing({1})]),
         Point(config, tmp_path / "goes_on"),

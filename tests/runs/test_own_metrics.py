@@ -104,8 +104,8 @@ def test_it_stops_a_run_and_chooses_its_model(tmp_path, shared, direction):
 @pytest.mark.thorough
 def test_runs_that_are_vectorized_have_it_and_one_program_refuses_it(tmp_path):
     fields = {"metrics": ("my_metrics:in_jax",), "rounds": 1, "data.validation_fraction": 0.0}
-    points = [Point(experiment(**fields, seed=seed), tmp_path / str(seed)) for seed in (0, 1)]
-    run_batch(points, Shared())
+    given = [resolve(experiment(**fields, seed=seed)) for seed in (0, 1)]
+    run_batch([Point(one, tmp_path / str(one.seed)) for one in given], Shared())
     for seed in (0, 1):
         (row,) = map(json.loads, (tmp_path / str(seed) / "metrics.jsonl").read_text().splitlines())
         assert row["test_in_jax"] == pytest.approx(row["test_accuracy"])

@@ -58,7 +58,8 @@ def test_runs_together_are_the_same_runs_and_a_mistake_stops_nobody(alone, tmp_p
     folder, _ = alone
     points = [
         Point(
-            experiment(seed=seed, **{"optimizer.learning_rate": rate}), tmp_path / f"{seed}-{rate}"
+            configs.resolve(experiment(seed=seed, **{"optimizer.learning_rate": rate})),
+            tmp_path / f"{seed}-{rate}",
         )
         for seed, rate in ((0, 0.3), (0, 0.1), (1, 0.1), (0, 0.2))
     ]

@@ -6,7 +6,6 @@ import sys
 
 import pytest
 
-from fedjax_ssl import config as configs
 from fedjax_ssl.config import ConfigError
 from fedjax_ssl.folder.folder_lock import RunFolderError
 from fedjax_ssl.sweep import sweep_plan as plans
@@ -198,7 +197,7 @@ def test_the_plan_survives_its_file(tmp_path):
     plans.save(tmp_path, plan, ["fedjax-ssl", "sweep"])
     stored = plans.load(tmp_path)
     assert stored == plan
-    assert configs.resolve(plans.config_of(stored.runs[0])).model.hidden == (64, 64)
+    assert plans.config_of(stored.runs[0]).model.hidden == (64, 64)
     assert plans.load(tmp_path / "nowhere") is None
     (tmp_path / "sweep.json").write_text("{")
     with pytest.raises(RunFolderError, match="damaged"):
