@@ -38,7 +38,7 @@ from fedjax_ssl.runs.compile import Program, plain, with_examples
 from fedjax_ssl.runs.first_weights import start_of
 from fedjax_ssl.runs.processes import share_out
 from fedjax_ssl.runs.residence import Feed, on_host
-from fedjax_ssl.runs.rounds import run_block
+from fedjax_ssl.runs.rounds import blocks, run_block
 
 PyTree = Any
 
@@ -136,8 +136,7 @@ class Train:
             feed = None
             if experiment.host is not None:
                 feed = stack.enter_context(Feed(built, program.inputs.key))
-            for start in range(0, end, config.eval_every):
-                rounds = min(config.eval_every, end - start)
+            for start, rounds in blocks(end, config.eval_every):
                 if feed is not None:
                     inputs = with_examples(inputs, feed.block(start, rounds))
                 (row,), (state,), *_ = program.advance([state], [inputs], rounds)
@@ -282,8 +281,7 @@ def train(
     if not method.recipe.on_host:
         block = jax.jit(block, static_argnums=3, donate_argnums=0)
     rows = list[dict[str, Any]]()
-    for start in range(0, rounds, eval_every):
-        count = min(eval_every, rounds - start)
+    for start, count in blocks(rounds, eval_every):
         state, metrics = block(state, key, data, count)
         found = federated.to_numbers(jax.device_get(metrics))
         rows.append({name: plain(np.asarray(value)) for name, value in found.items()})

@@ -30,7 +30,7 @@ from fedjax_ssl.runs.own_callbacks import OwnCallbacks
 from fedjax_ssl.runs.privacy import PrivateRun
 from fedjax_ssl.runs.processes import Team
 from fedjax_ssl.runs.residence import Feed
-from fedjax_ssl.runs.shared import Shared
+from fedjax_ssl.runs.rounds import blocks
 from fedjax_ssl.runs.summary import describe_placement
 
 
@@ -42,10 +42,8 @@ class Run:
         path: its folder.
         folder: the files there, in the process that writes; None in others.
         program: its compiled functions, and what it is made of.
-        shared: datasets and programs that it shares with the other runs of the process.
         team: the processes that train it.
         names: of the clients.
-        template: shapes and types of the state.
         round: rounds done.
         state: state after these.
         inputs: arguments of its programs, on all devices that share it; examples may come block by
@@ -73,10 +71,8 @@ class Run:
     path: Path
     folder: RunFolder | None
     program: Program
-    shared: Shared
     team: Team
     names: list[str]
-    template: ServerState
     round: int
     state: ServerState
     inputs: Inputs
@@ -109,6 +105,11 @@ class Run:
     def config(self) -> ml_collections.ConfigDict:
         """The config, resolved."""
         return self.built.experiment.config
+
+    @property
+    def template(self) -> ServerState:
+        """Shapes and types of its state."""
+        return self.program.template()
 
     @property
     def stopped(self) -> bool:
@@ -146,8 +147,8 @@ class Run:
     @property
     def rounds(self) -> int:
         """Rounds of the next block."""
-        every = self.config.eval_every
-        return min(every - self.round % every, self.end - self.round)
+        _, rounds = next(blocks(self.end, self.config.eval_every, self.round))
+        return rounds
 
     @property
     def end(self) -> int:

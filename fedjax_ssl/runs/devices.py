@@ -110,3 +110,16 @@ def start_processor(config: ml_collections.ConfigDict, dataset: data.Dataset) ->
         and operations * tested < _WORTH_THREADS
     ):
         processor.start(threads=1)
+
+
+def check_debugging() -> None:
+    """Refuse JAX's search for NaN and infinity, which stand for what is not defined, such as the
+    accuracy of a client without test examples.
+    """
+    for name in ("jax_debug_nans", "jax_debug_infs"):
+        if getattr(jax.config, name):
+            raise configs.ConfigError(
+                f"{name.upper()} is set, and finds the NaN and infinities that stand for what is "
+                "not defined, such as the accuracy of a client without test examples; leave it "
+                "out: a run says itself from which round on no update is finite"
+            )

@@ -12,7 +12,7 @@ from fedjax_ssl.runs.active_run import Run
 from fedjax_ssl.runs.compile import on_one_device
 from fedjax_ssl.runs.processes import share_out
 from fedjax_ssl.runs.scores import score_run
-from fedjax_ssl.runs.summary import summarize
+from fedjax_ssl.runs.summary import summarize, what_was_predicted
 
 
 def finish(run: Run) -> None:
@@ -69,6 +69,35 @@ def finish(run: Run) -> None:
     # folder is whole.
     run.summary = run.team.values_from_first(summary)
     _tell_end(run, files)
+
+
+def summary_of_before(run: Run) -> dict[str, Any] | None:
+    """Return the summary of a run that is complete already, and say so; None where it is not."""
+    found = None if run.folder is None else run.folder.summary()
+    summary: dict[str, Any] | None = run.team.values_from_first(found)
+    if summary is None or summary.get("prediction", {}) != what_was_predicted(run.config):
+        return None
+    # a callback may have stopped it
+    if not (run.over or summary.get("stopped_early")):
+        return None
+    run.progress.note("this run is complete already")
+    if run.config.profile:
+        run.progress.note("nothing to profile: the run is finished")
+    run.progress.finish(summary, _files_that_are_there(run))
+    return summary
+
+
+def _files_that_are_there(run: Run) -> dict[str, Path]:
+    """Files of a complete run; says which are gone, and draws pictures that are not there."""
+    if run.folder is None:
+        return {}
+    if run.pictures:
+        plots.draw(run, missing=True)
+    gone = [path.name for path in run.files.values() if not path.exists()]
+    if gone:
+        run.progress.note(f"gone from {run.path}: {', '.join(gone)}")
+    files = run.files | {"curves": run.path / "curves.png"}
+    return {what: path for what, path in files.items() if path.exists()}
 
 
 def _draw(run: Run, evaluations: int, files: dict[str, Path]) -> None:

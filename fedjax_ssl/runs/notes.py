@@ -16,6 +16,7 @@ from fedjax_ssl.data.reading.own import some
 from fedjax_ssl.errors import counted
 from fedjax_ssl.federated import ServerState
 from fedjax_ssl.folder.checkpoint import Checkpoints
+from fedjax_ssl.folder.citations import CITATIONS_FILE, TOOL, entries, used_in
 from fedjax_ssl.models.pretrained import IMAGENET_MEAN, IMAGENET_STD
 from fedjax_ssl.runs import advice, own_sources
 from fedjax_ssl.runs.active_run import Run
@@ -23,6 +24,31 @@ from fedjax_ssl.runs.build import Built, fault_of
 from fedjax_ssl.runs.first_weights import round_of
 from fedjax_ssl.runs.model_file import TrainedModelError
 from fedjax_ssl.runs.summary import asks_for_selection
+
+_LISTED = 10_000  # clients in partition.txt at most
+
+
+def tell_start(run: Run) -> None:
+    """Print and store the facts of a run before it starts."""
+    say = run.progress.note
+    told = advice.describe_start(run.built, run.program.split, run.template, run.round, run.path)
+    run.progress.start(told)
+    for line in start_notes(run):
+        say(line)
+    if run.folder is None:
+        return
+    run.describe(run.folder.temperature())
+    if run.round == 0:
+        federation = run.built.federation
+        table = data.report(
+            federation,
+            run.built.experiment.dataset.class_names,
+            run.names[: federation.num_clients],
+            max_rows=_LISTED,
+        )
+        run.folder.write("partition.txt", table + "\n")
+        cited = entries((TOOL, *used_in(run.config.to_dict())))
+        run.folder.write(CITATIONS_FILE, "\n\n".join(cited) + "\n")
 
 
 def quiet_notes(run: Run) -> Iterator[str]:

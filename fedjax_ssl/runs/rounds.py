@@ -1,6 +1,6 @@
 """Rounds in one compiled loop, and the evaluation after them."""
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from functools import partial
 from typing import Any
 
@@ -18,6 +18,21 @@ ROUNDS = "rounds"  # the scope in which rounds are traced: profiles and compiled
 DIVERGED_ROUNDS = "diverged_rounds"
 TOTALS = ("bytes_down", "bytes_up", "local_steps", "examples", "clients", "dropped_clients")
 TOTALS_IF_THERE = ("lost_clients",)  # of unreliable clients
+
+
+def blocks(end: int, every: int, done: int = 0) -> Iterator[tuple[int, int]]:
+    """Yield the blocks of rounds up to `end`, with an evaluation after each: the rounds before it,
+    and its length.
+
+    Args:
+        end: the last round.
+        every: rounds between evaluations, counted from the first round.
+        done: rounds that are done.
+    """
+    while done < end:
+        rounds = min(every - done % every, end - done)
+        yield done, rounds
+        done += rounds
 
 
 def run_rounds(
