@@ -3,11 +3,11 @@ tables of these roles.
 """
 
 import dataclasses
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import jax
 import numpy as np
-from jaxtyping import Int
+from jaxtyping import Array, Int
 
 from fedjax_ssl.data.dataset import Dataset
 from fedjax_ssl.data.federation.dealing import (
@@ -97,7 +97,9 @@ def _roomy(count: int) -> int:
     return -(-count // step) * step
 
 
-def tabulate(roles: Roles, labels: Ids, *, num_clients: int, widths: Widths) -> dict[str, Any]:
+def tabulate(
+    roles: Roles, labels: Int[np.ndarray, " N"], *, num_clients: int, widths: Widths
+) -> dict[str, Any]:
     """Make all index tables and counts of a federation, by the names of `FederatedData`.
 
     Args:
@@ -115,7 +117,7 @@ def tabulate(roles: Roles, labels: Ids, *, num_clients: int, widths: Widths) -> 
     seen[entries.row[labelled & held]] = True
     weakly = ~labelled & (entries.observation >= 0)
 
-    def count(chosen: Mask) -> Ids:
+    def count(chosen: Any) -> Int[np.ndarray, " C"]:
         clients = entries.client[chosen & held]
         return np.bincount(clients, minlength=num_clients).astype(np.int32)
 
@@ -135,8 +137,8 @@ def tabulate(roles: Roles, labels: Ids, *, num_clients: int, widths: Widths) -> 
     if weak is not None:
         tables["weak"] = dataclasses.replace(
             weak,
-            labels=np.where(real & weakly[place], entries.observation[place], -1),
-            num_examples=count(weakly),
+            labels=cast(Array, np.where(real & weakly[place], entries.observation[place], -1)),
+            num_examples=cast(Array, count(weakly)),
             share=jax.jit(shares_of_sets)(weak, entries, weakly),
         )
     for name, mask, width in (
@@ -173,12 +175,13 @@ def with_own_test(
         client = np.full(rows.size, -1)
         if held_out.balanced_test:
             owned = True
-            row, client = balanced_test_examples(
+            drawn = balanced_test_examples(
                 named_key(key, "test"), dataset.test.y, facts.num_clients, facts.num_classes
             )
+            row, client = map(np.asarray, drawn)
         elif plan.natural or held_out.left_out_client is not None:
             taken = facts.num_clients + held_out.num_natural
-            client, strangers = clients_of_own_test(dataset, rows, roles.holder, taken)
+            client, strangers = clients_of_own_test(dataset, rows, np.asarray(roles.holder), taken)
             owned |= plan.natural and dataset.test.client is not None
         unseen = np.full(len(dataset.test), -1)
         more = {
