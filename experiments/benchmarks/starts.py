@@ -31,7 +31,7 @@ from fedjax_ssl.data.correspondence import (
     correspondence,
 )
 from fedjax_ssl.runs.build import Experiment, build, federate, load_experiment
-from fedjax_ssl.runs.compile import Program
+from fedjax_ssl.runs.program import Program
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 

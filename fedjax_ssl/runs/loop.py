@@ -2,7 +2,7 @@
 the blocks.
 
 run -> start_run (start_run.py) -> Run (active_run.py)
--> loop: [rounds and evaluation (compile.py), callbacks (callbacks.py)] ...
+-> loop: [rounds and evaluation (program.py), callbacks (callbacks.py)] ...
 -> finish (finish_run.py): predictions, scores, summary
 """
 
@@ -19,7 +19,7 @@ from fedjax_ssl import config as configs
 from fedjax_ssl.errors import note
 from fedjax_ssl.runs.active_run import Run
 from fedjax_ssl.runs.callbacks import Callback
-from fedjax_ssl.runs.compile import Advanced
+from fedjax_ssl.runs.program import Advanced
 from fedjax_ssl.runs.finish_run import finish
 from fedjax_ssl.runs.notes import quiet_notes
 from fedjax_ssl.runs.processes import Team

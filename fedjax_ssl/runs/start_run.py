@@ -36,7 +36,7 @@ from fedjax_ssl.runs.callbacks import (
     Rows,
     Viewers,
 )
-from fedjax_ssl.runs.compile import Program
+from fedjax_ssl.runs.program import Program
 from fedjax_ssl.runs.devices import check_debugging
 from fedjax_ssl.runs.finish_run import summary_of_before
 from fedjax_ssl.runs.notes import tell_start

@@ -34,7 +34,7 @@ from fedjax_ssl.folder.folder_lock import SWEEP_FILE as FILE
 from fedjax_ssl.gone import without_gone
 from fedjax_ssl.registry import did_you_mean
 from fedjax_ssl.runs.build import federate, load_resolved
-from fedjax_ssl.runs.compile import static_part
+from fedjax_ssl.runs.program import static_part
 from fedjax_ssl.sweep.axes import Settings
 
 _SHORT = {

@@ -9,7 +9,7 @@ import pytest
 
 from fedjax_ssl import config as configs
 from fedjax_ssl import presets
-from fedjax_ssl.runs.compile import Program
+from fedjax_ssl.runs.program import Program
 from fedjax_ssl.runs.loop import run
 from fedjax_ssl.runs.shared import Shared
 
