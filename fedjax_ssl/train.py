@@ -34,9 +34,9 @@ from fedjax_ssl.runs.build import (
     round_key,
 )
 from fedjax_ssl.runs.callbacks import Block, Callback
-from fedjax_ssl.runs.program import Program, plain, with_examples
 from fedjax_ssl.runs.first_weights import start_of
 from fedjax_ssl.runs.processes import share_out
+from fedjax_ssl.runs.program import Program, plain, with_examples
 from fedjax_ssl.runs.residence import Feed, on_host
 from fedjax_ssl.runs.rounds import blocks, run_block
 

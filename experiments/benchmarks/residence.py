@@ -39,8 +39,8 @@ from fedjax_ssl import config as configs
 from fedjax_ssl import data, folder, runs
 from fedjax_ssl.command_line import map_large_buffers, use_processor
 from fedjax_ssl.runs.build import Experiment, build, federate
-from fedjax_ssl.runs.program import Program
 from fedjax_ssl.runs.loop import run
+from fedjax_ssl.runs.program import Program
 from fedjax_ssl.runs.residence import Feed
 
 PER_CLIENT = 1000

@@ -25,10 +25,10 @@ from fedjax_ssl.folder.writers import Writers
 from fedjax_ssl.runs import model_file, own_sources
 from fedjax_ssl.runs.build import Built
 from fedjax_ssl.runs.callbacks import Block, Callback, Profile
-from fedjax_ssl.runs.program import Advanced, Inputs, Program, described, with_examples
 from fedjax_ssl.runs.own_callbacks import OwnCallbacks
 from fedjax_ssl.runs.privacy import PrivateRun
 from fedjax_ssl.runs.processes import Team
+from fedjax_ssl.runs.program import Advanced, Inputs, Program, described, with_examples
 from fedjax_ssl.runs.residence import Feed
 from fedjax_ssl.runs.rounds import blocks
 from fedjax_ssl.runs.summary import describe_placement

@@ -29,8 +29,7 @@ from fedjax_ssl.keys import named_key
 from fedjax_ssl.methods.around import WRAPPERS
 from fedjax_ssl.objectives import INVERSE, RowLoss, supervised_loss
 from fedjax_ssl.runs.devices import choose_devices
-from fedjax_ssl.runs.earlier import start_digest
-from fedjax_ssl.runs.privacy import Account, PrivateRun, account_of, privacy_of
+from fedjax_ssl.runs.privacy import Account, PrivateRun, account_of, privacy_of, start_digest
 from fedjax_ssl.runs.processes import run_devices
 
 _AXES_OF_IMAGES = 4

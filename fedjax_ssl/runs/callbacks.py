@@ -19,8 +19,8 @@ from fedjax_ssl.folder.progress import Progress
 from fedjax_ssl.folder.run_folder import RunFolder
 from fedjax_ssl.folder.writers import Writers
 from fedjax_ssl.runs import divergence, profile
-from fedjax_ssl.runs.program import Program
 from fedjax_ssl.runs.processes import Preempted, Team
+from fedjax_ssl.runs.program import Program
 from fedjax_ssl.runs.summary import out_of_patience, selected, why_nobody_trained
 
 _LONG = 5.0  # seconds of a checkpoint that are worth a line

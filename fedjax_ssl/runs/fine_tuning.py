@@ -26,8 +26,8 @@ from fedjax_ssl.federated.packing import packing
 from fedjax_ssl.federated.setup import Setup
 from fedjax_ssl.keys import named_key
 from fedjax_ssl.runs.build import Built, facts_of, setup_of
-from fedjax_ssl.runs.program import Inputs, on_one_device
 from fedjax_ssl.runs.prediction_files import as_csv
+from fedjax_ssl.runs.program import Inputs, on_one_device
 
 FILE = "personal_accuracy.csv"
 BATCH = 512  # examples per forward pass, at most

@@ -9,8 +9,8 @@ from fedjax_ssl import data
 from fedjax_ssl.prediction import one_shot
 from fedjax_ssl.runs import advice, divergence, fine_tuning, plots, prediction_files
 from fedjax_ssl.runs.active_run import Run
-from fedjax_ssl.runs.program import on_one_device
 from fedjax_ssl.runs.processes import share_out
+from fedjax_ssl.runs.program import on_one_device
 from fedjax_ssl.runs.scores import score_run
 from fedjax_ssl.runs.summary import summarize, what_was_predicted
 

@@ -19,10 +19,10 @@ from fedjax_ssl import config as configs
 from fedjax_ssl.errors import note
 from fedjax_ssl.runs.active_run import Run
 from fedjax_ssl.runs.callbacks import Callback
-from fedjax_ssl.runs.program import Advanced
 from fedjax_ssl.runs.finish_run import finish
 from fedjax_ssl.runs.notes import quiet_notes
 from fedjax_ssl.runs.processes import Team
+from fedjax_ssl.runs.program import Advanced
 from fedjax_ssl.runs.shared import Shared
 from fedjax_ssl.runs.start_run import start_run
 

@@ -32,8 +32,8 @@ from fedjax_ssl.errors import counted
 from fedjax_ssl.federated import ServerState
 from fedjax_ssl.federated.evaluation import ECE_BINS
 from fedjax_ssl.runs.build import Built
-from fedjax_ssl.runs.program import Program
 from fedjax_ssl.runs.prediction_files import as_csv, example_columns
+from fedjax_ssl.runs.program import Program
 
 BATCH = 512  # examples per forward pass, at most
 TOP = (2, 3, 5)

@@ -22,8 +22,8 @@ from fedjax_ssl.runs.build import (
     federate,
     load_resolved,
 )
-from fedjax_ssl.runs.program import Program, described
 from fedjax_ssl.runs.devices import start_processor
+from fedjax_ssl.runs.program import Program, described
 from fedjax_ssl.runs.residence import on_host, why_not_on_host
 
 

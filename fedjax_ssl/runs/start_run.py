@@ -36,13 +36,12 @@ from fedjax_ssl.runs.callbacks import (
     Rows,
     Viewers,
 )
-from fedjax_ssl.runs.program import Program
 from fedjax_ssl.runs.devices import check_debugging
 from fedjax_ssl.runs.finish_run import summary_of_before
 from fedjax_ssl.runs.notes import tell_start
-from fedjax_ssl.runs.own_callbacks import OwnCallbacks
-from fedjax_ssl.runs.own_metrics import OwnMetrics
+from fedjax_ssl.runs.own_callbacks import OwnCallbacks, OwnMetrics
 from fedjax_ssl.runs.processes import Team, share_out
+from fedjax_ssl.runs.program import Program
 from fedjax_ssl.runs.residence import Feed
 from fedjax_ssl.runs.shared import Shared
 from fedjax_ssl.runs.summary import out_of_patience

@@ -34,8 +34,8 @@ from fedjax_ssl.folder.folder_lock import (
 )
 from fedjax_ssl.folder.stored_run import read_run
 from fedjax_ssl.runs.callbacks import Block, Callback
-from fedjax_ssl.runs.program import static_part
 from fedjax_ssl.runs.loop import Point
+from fedjax_ssl.runs.program import static_part
 from fedjax_ssl.runs.shared import Shared
 from fedjax_ssl.sweep import axes, results, workers
 from fedjax_ssl.sweep.axes import Axis, Range

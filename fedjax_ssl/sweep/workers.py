@@ -22,8 +22,8 @@ import jax
 
 from fedjax_ssl import command_line, gpus, processor
 from fedjax_ssl.errors import counted, note
-from fedjax_ssl.runs.program import OutOfMemory
 from fedjax_ssl.runs.loop import Point, run_batch
+from fedjax_ssl.runs.program import OutOfMemory
 from fedjax_ssl.runs.shared import Shared
 from fedjax_ssl.sweep import results
 from fedjax_ssl.sweep import sweep_plan as plans

@@ -11,9 +11,8 @@ import fedjax_ssl as fs
 from fedjax_ssl import config as configs
 from fedjax_ssl.config import ConfigError
 from fedjax_ssl.runs.build import round_key
+from fedjax_ssl.runs.privacy import Earlier, account_of, earlier_of, privacy_of
 from fedjax_ssl.runs.program import static_part
-from fedjax_ssl.runs.earlier import Earlier, earlier_of
-from fedjax_ssl.runs.privacy import account_of, privacy_of
 
 PRIVATE = {"privacy.name": "gaussian", "privacy.accountant": "rdp", "privacy.delta": 0.01}
 SPENT = {"epsilon": 2.5, "delta": 0.01, "rounds": 4}

@@ -17,9 +17,9 @@ from fedjax_ssl import cli
 from fedjax_ssl.data.reading.table_reading import Feature, TableReading
 from fedjax_ssl.errors import ConfigNote
 from fedjax_ssl.runs.build import load_experiment
-from fedjax_ssl.runs.program import static_part
 from fedjax_ssl.runs.first_weights import _note_fills, _note_standardization, round_of, start_of
 from fedjax_ssl.runs.loop import run
+from fedjax_ssl.runs.program import static_part
 from fedjax_ssl.runs.shared import Shared
 
 NETWORK = {"model.name": "mlp", "model.hidden": (8,), "model.norm": "bn"}

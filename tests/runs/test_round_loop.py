@@ -9,8 +9,8 @@ import pytest
 
 from fedjax_ssl import config as configs
 from fedjax_ssl import presets
-from fedjax_ssl.runs.program import Program
 from fedjax_ssl.runs.loop import run
+from fedjax_ssl.runs.program import Program
 from fedjax_ssl.runs.shared import Shared
 
 

@@ -23,8 +23,8 @@ from fedjax_ssl.errors import ConfigError, ConfigNote
 from fedjax_ssl.folder.folder_lock import RunFolderError
 from fedjax_ssl.folder.run_folder import RunFolder
 from fedjax_ssl.runs import divergence
-from fedjax_ssl.runs.program import OutOfMemory, described
 from fedjax_ssl.runs.loop import run
+from fedjax_ssl.runs.program import OutOfMemory, described
 from fedjax_ssl.runs.shared import Shared
 from fedjax_ssl.sweep import cluster, results, search, workers
 from fedjax_ssl.sweep import command as sweep_command
