@@ -43,3 +43,15 @@ def test_a_recipe_loads_no_sources_protocols_or_faces() -> None:
         "cli",
     }
     assert not any(module.startswith("fedjax_ssl.data.sources") for module in modules)
+
+
+def test_a_run_starts_without_libraries_that_most_runs_never_use() -> None:
+    script = (
+        "import sys, fedjax_ssl.cli.run; from fedjax_ssl import config;"
+        "config.resolve(config.load('digits_fedavg'));"
+        "print(sys.modules.keys() & {'scipy.optimize', 'scipy.stats', 'pandas', 'matplotlib'})"
+    )
+    found = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    )
+    assert found.stdout == "set()\n"
