@@ -103,7 +103,7 @@ def _files_that_are_there(run: Run) -> dict[str, Path]:
 def _draw(run: Run, evaluations: int, files: dict[str, Path]) -> None:
     """Draw pictures, or say why there are none."""
     curves = run.path / "curves.png"
-    if run.pictures and evaluations >= plots.FEWEST:
+    if curves.exists() or (run.pictures and evaluations >= plots.FEWEST):
         plots.draw(run, missing=False)
     elif run.pictures:
         run.progress.note(
