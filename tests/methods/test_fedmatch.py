@@ -269,47 +269,57 @@ def test_helper_rounds() -> None:
 # What is refused.
 
 
-def test_a_rate_that_does_not_fit_l2_weight_is_said_and_not_of_a_single_part() -> None:
-    """The paper's product is 0.01; its half and its double are let pass."""
-
-    def notes(**settings: object) -> list[str]:
-        check = fedmatch(run_of(one_client()), **settings).recipe.check  # learning rate 0.01
-        assert check is not None
-        return check(one_client())
-
-    assert (
-        notes(l2_weight=1.0)
-        == notes(l2_weight=0.5)
-        == notes(l2_weight=2.0)
-        == notes(l2_weight=0.0)
-        == []
-    )
-    assert (
-        "times l2_weight 10 is 0.1, in the paper 0.01: config.method.l2_weight=1 keeps"
-        in notes(l2_weight=10.0)[0]
-    )
-    assert "times l2_weight 0.33 is 0.0033, in the paper 0.01" in notes(l2_weight=0.33)[0]
-    assert (
-        "is 0.6, in the paper 0.01; from 0.5 on psi swings around sigma" in notes(l2_weight=60.0)[0]
-    )
-    assert notes(l2_weight=1000.0, decomposition="none") == []
-    with pytest.raises(
-        ValueError, match=r"l2_weight 100 is 1, in the paper 0.01; from 1 on psi diverges"
-    ):
-        notes(l2_weight=100.0)
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        *(({"l2_weight": product}, "") for product in (0.0, 0.5, 1.0, 2.0)),
+        ({"l2_weight": 1000.0, "decomposition": "none"}, ""),
+        (
+            {"l2_weight": 10.0},
+            "times l2_weight 10 is 0.1, in the paper 0.01: config.method.l2_weight=1 keeps",
+        ),
+        ({"l2_weight": 0.33}, "times l2_weight 0.33 is 0.0033, in the paper 0.01"),
+        ({"l2_weight": 60.0}, "is 0.6, in the paper 0.01; from 0.5 on psi swings around sigma"),
+    ],
+)
+def test_a_rate_that_does_not_fit_l2_weight_is_said(settings: dict, said: str) -> None:
+    """The learning rate is 0.01. The paper's product is 0.01; its half and its double are let
+    pass.
+    """
+    check = fedmatch(run_of(one_client()), **settings).recipe.check
+    assert check is not None
+    notes = check(one_client())
+    assert said in notes[0] if said else notes == []
 
 
-def test_a_schedule_that_may_end_learning_is_said() -> None:
+def test_a_rate_with_which_psi_diverges_is_refused() -> None:
+    message = r"l2_weight 100 is 1, in the paper 0.01; from 1 on psi diverges"
+    with pytest.raises(ValueError, match=message):
+        fedmatch(run_of(one_client()), l2_weight=100.0)
+
+
+@pytest.mark.parametrize(
+    ("rounds", "settings", "said"),
+    [
+        (10, {}, ()),
+        (20, {}, ()),
+        (60, {"patience": 30}, ()),
+        (60, {"lr_schedule": "none"}, ()),
+        (
+            *(60, {}),
+            (
+                *("divided by 3 where 5 looks", "has 60 of them (the paper's have 10)"),
+                *("config.method.patience=30", "lr_schedule='none'"),
+            ),
+        ),
+    ],
+)
+def test_a_schedule_that_may_end_learning_is_said(rounds: int, settings: dict, said) -> None:
     """The paper's clients look 10 times, 200 rounds of 5 of 100 clients, with patience 5."""
-
-    def notes(rounds: int, **settings: object) -> list[str]:
-        method = fedmatch(run_of(one_client())._replace(rounds=rounds), l2_weight=1.0, **settings)
-        return method.recipe.check(one_client())
-
-    assert notes(10) == notes(20) == notes(60, patience=30) == notes(60, lr_schedule="none") == []
-    (said,) = notes(60)
-    assert "divided by 3 where 5 looks" in said and "has 60 of them (the paper's have 10)" in said
-    assert "config.method.patience=30" in said and "lr_schedule='none'" in said
+    method = fedmatch(run_of(one_client(), rounds=rounds), l2_weight=1.0, **settings)
+    assert method.recipe.check is not None
+    notes = " ".join(method.recipe.check(one_client()))
+    assert all(part in notes for part in said) and bool(notes) == bool(said)
 
 
 def test_without_validation_examples_the_learning_rate_cannot_follow_them() -> None:

@@ -148,48 +148,36 @@ def test_mixing_inputs_of_a_linear_model_is_mixing_its_scores() -> None:
     chex.assert_trees_all_close(one, other, rtol=1e-5, atol=1e-6)
 
 
+def drawn(weak: WeakLabels, epochs: int, **bound: int) -> list[list[int]]:
+    """The examples of every step."""
+    schedule = jax.jit(set_per_step(epochs, **bound).schedule)(KEY, client_with(weak), toy.NOW)
+    places, masks = (np.asarray(one["set"]) for one in (schedule.positions, schedule.masks))
+    steps = zip(places, masks, strict=True)
+    return [chosen[mask].tolist() for chosen, mask in steps][: int(schedule.num_steps)]
+
+
 def test_every_set_is_one_step_of_every_epoch() -> None:
     labels = [0, 3, 1, 0, -1, 3, 0, 1]  # set 2 is empty
-    client = client_with(sets_of_one_client(labels, np.full((4, 3), 1 / 3)))
-    schedule = jax.jit(set_per_step(3).schedule)(KEY, client, toy.NOW)
-    assert int(schedule.num_steps) == 9 and schedule.positions["set"].shape == (12, 8)
-    members = {
-        label: {place for place, other in enumerate(labels) if other == label}
-        for label in (0, 1, 3)
-    }
-    orders = []
-    for epoch in range(3):
-        found = []
-        for step in range(3 * epoch, 3 * epoch + 3):
-            chosen = np.asarray(schedule.positions["set"][step])[
-                np.asarray(schedule.masks["set"][step])
-            ]
-            (label,) = {labels[place] for place in chosen}
-            assert set(chosen.tolist()) == members[label] and len(chosen) == len(members[label])
-            found.append(label)
-        assert sorted(found) == [0, 1, 3]
-        orders.append(tuple(found))
-    assert len(set(orders)) > 1
+    steps = drawn(sets_of_one_client(labels, np.full((4, 3), 1 / 3)), 3)
+    assert len(steps) == 9
+    orders = set()
+    for epoch in (steps[:3], steps[3:6], steps[6:]):
+        assert sorted(map(sorted, epoch)) == [[0, 3, 6], [1, 5], [2, 7]]
+        orders.add(tuple(labels[step[0]] for step in epoch))
+    assert len(orders) > 1
 
 
 def test_of_a_set_larger_than_the_bound_another_part_is_taken_every_time() -> None:
-    client = client_with(sets_of_one_client([0] * 9 + [1] * 2, np.eye(3)[:2]))
-    schedule = jax.jit(set_per_step(6, set_size=4).schedule)(KEY, client, toy.NOW)
-    assert schedule.positions["set"].shape == (12, 4) and int(schedule.num_steps) == 12
-    parts = set()
-    for positions, mask in zip(
-        np.asarray(schedule.positions["set"]), np.asarray(schedule.masks["set"]), strict=True
-    ):
-        chosen = positions[mask]
-        assert len(set(chosen.tolist())) == len(chosen) == (4 if chosen[0] < 9 else 2)
-        assert (chosen < 9).all() or (chosen >= 9).all()
-        parts.add(tuple(sorted(chosen)))
-    assert len(parts) > 3
+    steps = drawn(sets_of_one_client([0] * 9 + [1] * 2, np.eye(3)[:2]), 6, set_size=4)
+    assert len(steps) == 12
+    large = [sorted(step) for step in steps if step[0] < 9]
+    assert sorted(map(sorted, (step for step in steps if step[0] >= 9))) == [[9, 10]] * 6
+    assert all(len({*step}) == 4 and max(step) < 9 for step in large)
+    assert len(set(map(tuple, large))) > 2
 
 
 def test_a_client_with_coarse_labels_takes_no_step() -> None:
-    client = client_with(sets_of_one_client([0, 1, 0], np.eye(3)[:2], from_sets=False))
-    assert int(jax.jit(set_per_step(2).schedule)(KEY, client, toy.NOW).num_steps) == 0
+    assert drawn(sets_of_one_client([0, 1, 0], np.eye(3)[:2], from_sets=False), 2) == []
 
 
 def at_step(round_number: int, number: int, num_sets: int = 10) -> Any:

@@ -81,15 +81,12 @@ def test_examples_count_queries_support_and_unlabelled_ones() -> None:
     data = toy.federation(sizes=(18, 18), labelled=(9, 9))
     counted = {"model": embedding_model()._replace(forward_operations=lambda: 10**9)}
     _, infos = rounds(data, 2, run=counted)
-    assert [info["examples"] for info in infos] == [2 * 3 * 9, 2 * 3 * 13]
     for info, rows in zip(infos, (27, 39), strict=True):
+        assert info["examples"] == 2 * rows
         assert (info["as_run_forward_gflop"], info["as_run_gflop"]) == (rows + 9, 3 * rows + 9)
         assert info["analytic_gflop"] == pytest.approx(18 + 9 + WIDTH * 5 * 3 * 9 / 1e9)
-        assert info["analytic_megabytes"] == pytest.approx(
-            4 * WIDTH * (2 * toy.NUM_FEATURES + 6 * 3) / 1e6
-        )
-    _, infos = rounds(data, 1)
-    assert "as_run_gflop" not in infos[0]
+        numbers = WIDTH * (2 * toy.NUM_FEATURES + 6 * 3)
+        assert info["analytic_megabytes"] == pytest.approx(4 * numbers / 1e6)
 
 
 @pytest.mark.thorough
@@ -99,10 +96,11 @@ def test_bytes_are_those_of_model_and_prototypes() -> None:
     """
     data = toy.federation(sizes=(12, 10, 9), labelled=(9, 7, 2))
     _, infos = rounds(data, 2)
-    model = 4 * toy.NUM_FEATURES * WIDTH
+    model = 3 * 4 * toy.NUM_FEATURES * WIDTH
     prototype = 4 * WIDTH
-    assert [info["bytes_up"] for info in infos] == [3 * model + 8 * prototype] * 2
-    assert [info["bytes_down"] for info in infos] == [3 * model, 3 * model + 3 * 9 * prototype]
+    assert [info["bytes_up"] for info in infos] == [model + 8 * prototype] * 2
+    assert [info["bytes_down"] for info in infos] == [model, model + 3 * 9 * prototype]
+    assert "as_run_gflop" not in infos[0]
 
 
 @pytest.mark.thorough
@@ -180,33 +178,39 @@ def test_a_client_whose_prototypes_alone_are_not_finite_is_dropped_and_counted()
     assert sorted(np.asarray(state.terms[TERM].bank.owner[0])[present]) == [1, 2]
 
 
-def test_labels_that_an_episode_misses_are_said_before_training() -> None:
-    data = toy.federation(sizes=(18, 18, 18), labelled=(9, 5, 0))
-    method = build(data)
-    without, fewer = method.recipe.check(data)
-    assert without.startswith("1 of 3 clients have no class labels")
-    assert (
-        "asks for 3 labels" in fewer
-        and "of 6 classes at clients with labels, 3 have fewer" in fewer
-    )
-    assert "0 have none" in fewer and "1 a single one" in fewer
-    assert method.recipe.check(toy.federation(sizes=(18, 18), labelled=(9, 9))) == []
-    lacking = toy.federation(sizes=(18, 18), labelled=(9, 2))
-    for settings, said in (
-        ({}, "(probability 0 there; absent_classes='stop' holds pseudo-labels fixed"),
+@pytest.mark.parametrize(
+    ("labelled", "settings", "said"),
+    [
+        ((9, 9), {}, ()),
         (
-            {"absent_classes": "flow"},
-            "(probability 0 there; absent_classes='flow' drives embeddings off them",
+            *((9, 5, 0), {}),
+            (
+                *("1 of 3 clients have no class labels", "asks for 3 labels"),
+                *("of 6 classes at clients with labels, 3 have fewer", "0 have none"),
+                "1 a single one",
+            ),
         ),
-        ({"unlabelled_weight": 0.0}, "(probability 0 there) and"),
-    ):
-        check = build(lacking, **settings).recipe.check
-        assert check is not None and said in check(lacking)[0]
-    single = toy.federation(sizes=(18, 18), labelled=(3, 3))
+        ((9, 2), {}, ("(probability 0 there; absent_classes='stop' holds pseudo-labels fixed",)),
+        (
+            *((9, 2), {"absent_classes": "flow"}),
+            ("(probability 0 there; absent_classes='flow' drives embeddings off them",),
+        ),
+        ((9, 2), {"unlabelled_weight": 0.0}, ("(probability 0 there) and",)),
+        ((3, 3), {"proto_source": "global"}, ("6 a single one",)),
+    ],
+)
+def test_labels_that_an_episode_misses_are_said_before_training(labelled, settings, said) -> None:
+    data = toy.federation(sizes=(18,) * len(labelled), labelled=labelled)
+    check = build(data, **settings).recipe.check
+    assert check is not None
+    notes = " ".join(check(data))
+    assert all(part in notes for part in said) and bool(notes) == bool(said)
+
+
+def test_episodes_without_a_query_are_refused() -> None:
+    data = toy.federation(sizes=(18, 18), labelled=(3, 3))
     with pytest.raises(ValueError, match=r"no client has two labels of one class.*client 3 labels"):
-        method.recipe.check(single)
-    towards_helpers = build(single, proto_source="global")
-    assert "6 a single one" in towards_helpers.recipe.check(single)[0]
+        build(data).recipe.check(data)
 
 
 @pytest.mark.thorough

@@ -68,22 +68,19 @@ def test_weights_costs_and_rates_are_those_of_the_code(monkeypatch, scenario):
     method = methods.build(
         "fedmatch",
         run,
-        **{
-            "preset": "code",
-            "threshold": 0.5,
-            "agreement_weight": 0.3,
-            "kl_weight": 0.3,
-            "helper_interval": 2,
-        },
-        **{"delta_threshold": 2e-3, "patience": 1, "server_batch_size": 4},
+        preset="code",
+        threshold=0.5,
+        agreement_weight=0.3,
+        kl_weight=0.3,
+        helper_interval=2,
+        delta_threshold=2e-3,
+        patience=1,
+        server_batch_size=4,
         unlabelled_batch_size=UNLABELLED // 2 if at_server else None,
     )
-    state = jax.jit(method.init)(KEY, data)
-    one_round = jax.jit(method.round)
+    states, infos = toy.every_state(method, KEY, data, ROUNDS)
     gaps = {}
-    for number in range(ROUNDS):
-        state, info = one_round(KEY, state, data)
-        info = toy.numbers(info)
+    for number, (state, info) in enumerate(zip(states[1:], infos, strict=True)):
         if number in (0, ROUNDS - 1):
             theirs = {part: layers(tree) for part, tree in under(said, f"round{number}").items()}
             gaps[f"weights {number}"] = difference(state.params, theirs)
@@ -93,16 +90,9 @@ def test_weights_costs_and_rates_are_those_of_the_code(monkeypatch, scenario):
         gaps[f"rates {number}"] = difference(
             1e-2 * state.clients.terms["fedmatch"].plateau.factor, said[f"rates{number}"]
         )
-        parts = {
-            "s2c_psi": "psi",
-            "s2c_sigma": "sig",
-            "s2c_helpers": "hlp",
-            "c2s_psi": "psi",
-            "c2s_sigma": "sig",
-        }
-        for name, part in parts.items():
-            if name in info:
-                gaps[f"{name} {number}"] = abs(
-                    info[name] - said[f"{name[:3]}_{part}_ratio{number}"].mean()
-                )
+        for name, part in (("psi", "psi"), ("sigma", "sig"), ("helpers", "hlp")):
+            for way in ("s2c", "c2s"):
+                if f"{way}_{name}" in info:
+                    theirs = said[f"{way}_{part}_ratio{number}"].mean()
+                    gaps[f"{way}_{name} {number}"] = abs(info[f"{way}_{name}"] - theirs)
     assert max(gaps.values()) < 1e-6

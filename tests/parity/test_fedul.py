@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from fedjax_ssl import federated, methods
-from fedjax_ssl.data import WeakLabels
 from tests import toy
 from tests.parity.parity import KEY, fixture, gaps_of, perceptron, under, without_chance
 
@@ -18,30 +17,15 @@ def trained(said, monkeypatch, name, rounds, decay=0.0, said_name="", first="fir
     without_chance(monkeypatch, 0.3)
     sets, shares = ([said[f"{what}{client}"] for client in range(2)] for what in ("set", "shares"))
     sizes = np.array([len(owner) for owner in sets])
-
-    def wide(arrays, shape, fill):
-        return np.stack(
-            [
-                np.pad(
-                    a,
-                    [(0, w - s) for w, s in zip(shape, a.shape, strict=True)],
-                    constant_values=fill,
-                )
-                for a in arrays
-            ]
-        )
-
-    number = np.array([len(share) for share in shares])
-    counts = [np.bincount(owner) / len(owner) for owner in sets]
-    weak = WeakLabels(
-        labels=jnp.asarray(wide(sets, (sizes.max(),), -1), jnp.int32),
-        num_examples=jnp.asarray(sizes, jnp.int32),
-        num_observations=jnp.asarray(number, jnp.int32),
-        from_sets=jnp.ones(2, bool),
-        matrix=jnp.asarray(wide(shares, (number.max(), 3), 0.0)),
-        share=jnp.asarray(wide(counts, (number.max(),), 0.0)),
-        prior=jnp.full(3, 1 / 3),
-    )
+    number = [len(share) for share in shares]
+    labels = np.full((2, sizes.max()), -1)
+    matrix = np.zeros((2, max(number), 3))
+    share = np.zeros((2, max(number)))
+    for client, owner in enumerate(sets):
+        labels[client, : sizes[client]] = owner
+        matrix[client, : number[client]] = shares[client]
+        share[client, : number[client]] = np.bincount(owner) / len(owner)
+    weak = toy.weak_labels(labels, matrix, num_observations=number, from_sets=True, share=share)
     rows = np.split(np.arange(sizes.sum()), np.cumsum(sizes)[:-1])
     data = toy.dealt(said["inputs"], said["labels"], rows, [0, 0], num_classes=3, weak=weak)
     run = toy.setup(
@@ -53,11 +37,9 @@ def trained(said, monkeypatch, name, rounds, decay=0.0, said_name="", first="fir
         local_epochs=2,
     )
     method = methods.build(name, run, **settings)
-    state = jax.jit(method.init)(KEY, data)
-    one_round = jax.jit(method.round)
+    states, _ = toy.every_state(method, KEY, data, rounds)
     gaps = {}
-    for number in range(rounds):
-        state, _ = one_round(KEY, state, data)
+    for number, state in enumerate(states[1:]):
         gaps |= gaps_of(state, under(said, f"{said_name or name}{number}"), number)
     return gaps
 

@@ -1,8 +1,5 @@
 """SemiFL against its authors' code: weights, batch statistics and predictions of three rounds."""
 
-import jax
-import pytest
-
 from fedjax_ssl import federated, methods
 from tests import toy
 from tests.parity.parity import (
@@ -19,9 +16,7 @@ ROUNDS = 3
 SHARE = 0.3
 
 
-@pytest.fixture
-def trained(monkeypatch, exact):
-    """What the code says, and our states and metrics after each round."""
+def test_weights_statistics_and_predictions_are_those_of_the_code(monkeypatch, exact):
     without_chance(monkeypatch, SHARE)
     said = fixture("semifl")
     data, run = labels_at_server(said)
@@ -35,18 +30,7 @@ def trained(monkeypatch, exact):
         server_epochs=2,
         separate_passes=True,
     )
-    states = [jax.jit(method.init)(KEY, data)]
-    infos = []
-    one_round = jax.jit(method.round)
-    for _ in range(ROUNDS):
-        state, info = one_round(KEY, states[-1], data)
-        states.append(state)
-        infos.append(toy.numbers(info))
-    return said, method, states[1:], infos, data
-
-
-def test_weights_statistics_and_predictions_are_those_of_the_code(trained):
-    said, method, states, infos, data = trained
+    (_, *states), infos = toy.every_state(method, KEY, data, ROUNDS)
     sizes = said["sizes"]
     gaps = {}
     for number, (state, info) in enumerate(zip(states, infos, strict=True)):

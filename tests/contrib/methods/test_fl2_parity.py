@@ -1,6 +1,5 @@
 """(FL)^2 against its authors' code: weights, batch statistics and thresholds of three rounds."""
 
-import jax
 import pytest
 
 from fedjax_ssl import methods
@@ -27,22 +26,13 @@ def test_weights_statistics_and_predictions_are_those_of_the_code(monkeypatch, e
     method = methods.build(
         "fl2", run, rho=0.1, pretrain_calls=4, server_batch_size=10, server_epochs=2
     )
-    state = jax.jit(method.init)(KEY, data)
-    one_round = jax.jit(method.round)
-    gaps = {}
-
-    def compare(name: str) -> None:
-        gaps.update(gaps_of(state, under(said, name), name))
-
-    for _ in range(4):  # the server alone
-        state, _ = one_round(KEY, state, data)
-    compare("pretrained")
-    for number in range(ROUNDS):
-        state, info = one_round(KEY, state, data)
-        compare(f"round{number}")
+    states, infos = toy.every_state(method, KEY, data, 4 + ROUNDS)  # first the server alone
+    gaps = gaps_of(states[4], under(said, "pretrained"), "pretrained")
+    for number, (state, info) in enumerate(zip(states[5:], infos[4:], strict=True)):
+        gaps |= gaps_of(state, under(said, f"round{number}"), number)
         gaps[f"log-probabilities {number}"] = difference(
             method.predict(state, data.inputs), said[f"log_probs{number}"]
         )
         share = said[f"confident{number}"].sum() / said["sizes"].sum()
-        gaps[f"trained on {number}"] = abs(toy.numbers(info)["pseudo_label_coverage"] - share)
+        gaps[f"trained on {number}"] = abs(info["pseudo_label_coverage"] - share)
     assert max(gaps.values()) < 1e-12
