@@ -137,6 +137,7 @@ GONE = {
     "protofssl.warmup_episode": Gone("unlabelled examples count in every step", (0,)),
     "protofssl.eval_bank": Gone("prototypes of the newest two rounds predict", ("two_rounds",)),
     "protofssl.helpers": Gone("the prototypes of single clients are sent", ("clients",)),
+    "mean_teacher.predict_with": Gone("the teacher predicts", ("teacher",)),
     "privacy.means_clip": Gone(_ONE_SUM, (1.0,)),
     "privacy.means_share": Gone(_ONE_SUM, (0.5,)),
     "protofssl.l2": Gone("write config.optimizer.weight_decay", (0.0,)),

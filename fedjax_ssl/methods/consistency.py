@@ -442,8 +442,7 @@ class MeanTeacher(Settings):
     """Settings of the mean teacher.
 
     Attributes:
-        decay: largest decay of the teacher.
-        predict_with: "teacher" or "student".
+        decay: largest decay of the teacher, which predicts.
         ramp_rounds: R; 1: the full weight from the start.
         unlabelled_ratio: examples of the consistency loss per labelled one in a step.
         labelled_too: the consistency loss is about labelled examples too, as in the paper.
@@ -455,7 +454,6 @@ class MeanTeacher(Settings):
     threshold: Share = field(default=0.0, init=False)
     ema_decay: Decay = field(default=0.0, init=False)  # the teacher is a moving average already
     decay: Decay = 0.999
-    predict_with: Literal["teacher", "student"] = "teacher"
     ramp_rounds: Count = 5
 
 
@@ -490,10 +488,8 @@ def mean_teacher(setup: Setup, settings: MeanTeacher, guessing: LabelsFrom) -> R
             model_state=taught.model_state
         )
 
-    network = teacher_network(TERM) if settings.predict_with == "teacher" else None
-    return _method(
-        setup, settings, taught_term(TERM, (weak,), loss, settings.decay), network=network
-    )
+    term = taught_term(TERM, (weak,), loss, settings.decay)
+    return _method(setup, settings, term, network=teacher_network(TERM))
 
 
 @checked
