@@ -69,7 +69,6 @@ def test_a_client_with_sets_projects_through_its_class_shares():
 @pytest.mark.thorough
 def test_an_unknown_correspondence_is_not_used():
     data = toy.weak_federation("coarse")
-    assert data.weak is not None
     hidden = dataclasses.replace(data.weak, matrix=jnp.zeros_like(data.weak.matrix))
     (state, (info,)), (blind, (logged,)) = (
         one_round(one, threshold=0.5, correspondence="estimated", warm_start=False)

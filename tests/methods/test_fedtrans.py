@@ -37,7 +37,6 @@ def data() -> FederatedData:
 @pytest.mark.thorough
 def test_clients_with_sets_or_class_labels_alone_take_no_part(data):
     method = methods.build("fedtrans", run_of(data), coarse_rounds=1)
-    assert data.weak is not None
     size = toy.SIZES[1]
     weak = dataclasses.replace(
         data.weak,
@@ -88,7 +87,6 @@ def test_the_loss_on_coarse_labels_against_numpy():
 
 def test_epochs_go_over_the_examples_between_class_labels_and_nothing():
     data = toy.weak_federation("coarse", labelled=(4, 0, 0, 0, 0, 0))
-    assert data.weak is not None
     everyone = federated.all_clients(data)
     fewer = dataclasses.replace(everyone.weak, num_examples=everyone.weak.num_examples.at[0].set(5))
     client = jax.tree.map(lambda table: table[0], everyone._replace(weak=fewer))

@@ -202,7 +202,6 @@ def test_a_client_whose_prototypes_alone_are_not_finite_is_dropped_and_counted()
 def test_labels_that_an_episode_misses_are_said_before_training(labelled, settings, said) -> None:
     data = toy.federation(sizes=(18,) * len(labelled), labelled=labelled)
     check = build(data, **settings).recipe.check
-    assert check is not None
     notes = " ".join(check(data))
     assert all(part in notes for part in said) and bool(notes) == bool(said)
 

@@ -250,7 +250,6 @@ def test_helpers_follow_from_client_ids_and_not_from_slots() -> None:
 def test_costs_of_table_2(helpers, gflop, megabytes) -> None:
     """Printed there: 447.9 and 52.6."""
     model = models.build("resnet8", num_classes=10, input_shape=(32, 32, 3))
-    assert model.forward_operations is not None
     size = 4 * models.count_parameters(jax.eval_shape(model.init, jax.random.key(0))[0])
     operations, sent = protofssl.analytic_cost(
         50, 490, model.forward_operations(), size, helpers, num_classes=10, num_features=512

@@ -189,6 +189,38 @@ def observed_loss(
     return np.where(examples.observed >= 0, cross_entropy(logits, examples.observed), of_set)
 
 
+def with_teacher(
+    loss_of: Callable[[Params, int], Loss], steps: int, decay: float
+) -> tuple[Any, Any, list[float]]:
+    """Return the student, its teacher and the losses after steps from the first weights.
+
+    Args:
+        loss_of: teacher and place of the step -> loss of the student.
+        steps: of the student.
+        decay: largest decay of the teacher.
+    """
+    student = teacher = first_weights()
+    losses = []
+    for step in range(steps):
+        loss = loss_of(teacher, step)
+        losses.append(loss(student))
+        student = descended(loss, student)
+        keep = min(1 - 1 / (step + 2), decay)
+        teacher = mean_of([teacher, student], [keep, 1 - keep])
+    return student, teacher, losses
+
+
+def assert_taught(
+    run: "Rounds", trained: list[tuple[Any, Any, list[float]]], term: str, sizes: tuple[int, ...]
+) -> None:
+    """Compare a round with clients of `with_teacher`."""
+    students, teachers, losses = zip(*trained, strict=True)
+    assert run.infos[0]["loss"] == pytest.approx(np.mean(losses), rel=1e-9)
+    assert_same(run.params(), mean_of(list(students), sizes), atol=1e-8)
+    found = run.states[-1].terms[term].params
+    assert_same(found, mean_of(list(teachers), sizes), atol=1e-8)
+
+
 def size_of(params: Params) -> float:
     """Sum of the parameters' absolute values."""
     return sum(float(np.abs(leaf).sum()) for leaf in jax.tree.leaves(dict(params)))
@@ -327,7 +359,6 @@ def federation(labelled: tuple[int, ...] = LABELLED, **options: Any) -> Federate
 def with_sets() -> FederatedData:
     """A federation whose examples without a label are in sets, and whose test has a prior."""
     made = federation(weak="sets")
-    assert made.weak is not None
     with jax.enable_x64(True):
         return dataclasses.replace(made, weak=toy.changed(made.weak, prior=PRIOR))
 
@@ -336,7 +367,6 @@ def with_fewer_weak(data: FederatedData, numbers: tuple[int, ...]) -> FederatedD
     """The same federation in which each client has so many weak labels, and knows nothing of the
     examples behind these.
     """
-    assert data.weak is not None
     labels = np.array(data.weak.labels)
     for client, number in enumerate(numbers):
         labels[client, int(data.num_labelled[client]) + number :] = -1
@@ -346,7 +376,6 @@ def with_fewer_weak(data: FederatedData, numbers: tuple[int, ...]) -> FederatedD
 
 def sets_of(data: FederatedData, client: int) -> tuple[np.ndarray, np.ndarray]:
     """Class shares of every set of a client, and each set's share of its examples in sets."""
-    assert data.weak is not None
     return np.asarray(data.weak.matrix)[client], np.asarray(data.weak.share)[client]
 
 

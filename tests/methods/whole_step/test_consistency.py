@@ -10,7 +10,14 @@ import pytest
 from fedjax_ssl import models
 from tests import toy
 from tests.methods.whole_step import harness
-from tests.methods.whole_step.harness import BATCH, cross_entropy, cycled, forward, softmax
+from tests.methods.whole_step.harness import (
+    BATCH,
+    assert_taught,
+    cross_entropy,
+    cycled,
+    forward,
+    softmax,
+)
 
 CLASSES = toy.NUM_CLASSES
 FIRST = harness.first_weights()
@@ -150,30 +157,17 @@ def test_mean_teacher(data) -> None:
         "mean_teacher", data, start=THIRD, run={"local_epochs": 2}, **settings, **WEIGHTS
     )
     ramp = np.exp(-5 * (1 - 3 / 5) ** 2)
-    students = []
-    teachers = []
-    losses = []
+    trained = []
     for client in harness.clients_of(data):
         batches = cycled(len(client.observed), 4 * BATCH).reshape(2, -1)
-        student = teacher = FIRST
-        for step, places in enumerate(batches, 1):
-            seen = client.at(places).view
+
+        def loss_of(teacher, step: int, client=client, batches=batches) -> harness.Loss:
+            seen = client.at(batches[step]).view
             taught = softmax(forward(teacher, seen).logits)
+            return both(client, lambda p: squares(softmax(forward(p, seen).logits), taught), ramp)
 
-            def unsupervised(p, seen=seen, taught=taught) -> float:
-                return squares(softmax(forward(p, seen).logits), taught)
-
-            loss = both(client, unsupervised, ramp)
-            losses.append(loss(student))
-            student = harness.descended(loss, student)
-            keep = min(1 - 1 / (step + 1), 0.6)
-            teacher = harness.mean_of([teacher, student], [keep, 1 - keep])
-        students.append(student)
-        teachers.append(teacher)
-    assert run.infos[0]["loss"] == pytest.approx(np.mean(losses), rel=1e-9)
-    harness.assert_same(run.params(), harness.mean_of(students, harness.SIZES), atol=1e-8)
-    average = run.states[-1].terms["consistency"].params
-    harness.assert_same(average, harness.mean_of(teachers, harness.SIZES), atol=1e-8)
+        trained.append(harness.with_teacher(loss_of, 2, 0.6))
+    assert_taught(run, trained, "consistency", harness.SIZES)
 
 
 def test_pi_model(data) -> None:

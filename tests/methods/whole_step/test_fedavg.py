@@ -31,7 +31,6 @@ def test_fedprox_pulls_towards_the_global_model(data) -> None:
 
 def test_alone_nobody_is_averaged(data) -> None:
     run = harness.rounds_of("alone", data)
-    assert run.method.network is not None
     for number, client in enumerate(harness.clients_of(data)[:2]):
         found, _ = run.method.network(run.states[-1], np.int32(number))
         harness.assert_same(

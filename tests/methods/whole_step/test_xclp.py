@@ -7,7 +7,7 @@ import pytest
 
 from tests import toy
 from tests.methods.whole_step import graphs, harness
-from tests.methods.whole_step.harness import BATCH, cross_entropy, forward, softmax
+from tests.methods.whole_step.harness import BATCH, assert_taught, cross_entropy, forward, softmax
 
 CLASSES = toy.NUM_CLASSES
 FIRST = harness.first_weights()
@@ -116,17 +116,15 @@ def test_fedsiam_follows_its_teacher(data) -> None:
         "fedsiam", data, start=harness.in_round(2), run={"local_epochs": 2}, **settings
     )
     ramp = 4.0 * np.exp(-5 * (1 - 3 / 5) ** 2)
-    students = []
-    teachers = []
-    losses = []
+    trained = []
     clients = [client for client in harness.clients_of(data) if len(client.labelled.observed)]
     for client in clients:
         batch = client.at(batch_of(client))
-        student = teacher = FIRST
-        for step in (1, 2):
+
+        def loss_of(teacher, step: int, batch=batch) -> harness.Loss:
             taught = softmax(forward(teacher, batch.view).logits)
 
-            def loss(p, taught=taught, batch=batch) -> float:
+            def loss(p) -> float:
                 seen = forward(p, batch.view)
                 return float(
                     np.mean(cross_entropy(seen.logits, batch.observed))
@@ -134,14 +132,7 @@ def test_fedsiam_follows_its_teacher(data) -> None:
                     + ramp * np.mean((softmax(seen.aux_logits) - taught) ** 2)
                 )
 
-            losses.append(loss(student))
-            student = harness.descended(loss, student)
-            keep = min(1 - 1 / (step + 1), 0.6)
-            teacher = harness.mean_of([teacher, student], [keep, 1 - keep])
-        students.append(student)
-        teachers.append(teacher)
-    sizes = harness.SIZES[: len(clients)]
-    assert run.infos[0]["loss"] == pytest.approx(np.mean(losses), rel=1e-9)
-    harness.assert_same(run.params(), harness.mean_of(students, sizes), atol=1e-8)
-    taught = run.states[-1].terms["mean_teacher"].params
-    harness.assert_same(taught, harness.mean_of(teachers, sizes), atol=1e-8)
+            return loss
+
+        trained.append(harness.with_teacher(loss_of, 2, 0.6))
+    assert_taught(run, trained, "mean_teacher", harness.SIZES[: len(clients)])
