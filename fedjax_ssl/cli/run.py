@@ -204,8 +204,10 @@ def _overview(name: str, sections: Mapping[str, list[Described]], width: int) ->
     lines = [f"Sections of {name}, with the number of settings; explained by --help SECTION"]
     for section, fields in sections.items():
         choice = {one.field: one for one in fields}.get(f"{section}.name")
-        text = choice.meaning if choice else _ABOUT[section]
-        about = f"{choice.value}: {text}" if choice else text
+        about = _ABOUT.get(section, "")
+        if choice:
+            what, _, line = choice.meaning.partition(": ")
+            about = f"{choice.value}: {line or what}"
         lines.append(_one_line(f"{section:<14} {len(fields):>3}", about, 22, width))
     lines += ["", "Settings that this config changes; change any setting by --FIELD=VALUE"]
     changed = [one for one in itertools.chain(*sections.values()) if one.changed]

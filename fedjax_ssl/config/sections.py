@@ -65,11 +65,13 @@ SECTIONS: dict[str, dict[str, Option]] = {
     "": {
         "seed": _result(
             0,
-            "decides all that is random: partition, labels, cohorts, batches, first network",
+            "random seed of everything: partition, labels, cohorts, batches, first network",
             Whole(0, 2**32 - 1),
         ),
         "rounds": _length(
-            100, "rounds of training; 0: none, only what config.prediction asks for", COUNT_OR_NONE
+            100,
+            "rounds of training; 0: no training, only the predictions of config.prediction",
+            COUNT_OR_NONE,
         ),
         "eval_every": _code(5, "rounds between evaluations, run as one compiled call", _COUNT),
         "checkpoint_every": _watching(
@@ -77,7 +79,7 @@ SECTIONS: dict[str, dict[str, Option]] = {
         ),
         "select_from": _result(
             0,
-            "rounds before a model may be the one of the best validation accuracy",
+            "first round whose model may be chosen by validation accuracy",
             COUNT_OR_NONE,
         ),
         "precision": _code(
@@ -98,7 +100,7 @@ SECTIONS: dict[str, dict[str, Option]] = {
         ),
         "uploads": _code(
             (),
-            "what becomes of what clients send, in this order, for example your own my:clip",
+            "transforms of the clients' uploads, in this order, for example your own my:clip",
             Several(UPLOADS, own=True),
         ),
         "test_predictions": _watching(
@@ -113,11 +115,11 @@ SECTIONS: dict[str, dict[str, Option]] = {
         ),
         "profile": _watching(
             False,
-            "say where the time goes; jax.profiler's trace of the last block of rounds is kept",
+            "report where the time goes; keeps jax.profiler's trace of the last block of rounds",
         ),
         "save_clients": _watching(
             object,
-            "round, or last, whose clients' models are kept before they are averaged, "
+            "round (or last) whose clients' models are saved before they are averaged, "
             "docs/trained.md",
         ),
         "threads": _code(
@@ -126,18 +128,18 @@ SECTIONS: dict[str, dict[str, Option]] = {
     },
     "data": {
         "name": _code("digits", "the dataset"),
-        "path": _place(str, "the file of npz, the folder of a published dataset"),
+        "path": _place(str, "file of your own data, or folder of a published dataset"),
         "root": _watching(
             str, "folder of downloads; $FEDJAX_SSL_DATA or ~/.cache/fedjax_ssl by default"
         ),
         "download": _watching(True, "whether the network may be used"),
         "residence": _program(
             "auto",
-            "where examples lie; auto: on the device up to half of its memory",
+            "memory that holds the examples; auto: the device, up to half of its memory",
             OneOf(RESIDENCES),
         ),
         "standardize": _code(
-            "auto", "where mean and deviation of the inputs come from", OneOf(STANDARDIZATIONS)
+            "auto", "examples that give mean and deviation of the inputs", OneOf(STANDARDIZATIONS)
         ),
         "mean": _code(
             tuple,
@@ -153,13 +155,13 @@ SECTIONS: dict[str, dict[str, Option]] = {
         ),
         "test_mean": _code(
             tuple,
-            "mean where inputs are predicted, if not as in training",
+            "mean for predicted inputs, if it differs from training",
             Each(_FINITE),
             fitted=True,
         ),
         "test_std": _code(
             tuple,
-            "deviation where inputs are predicted, if not as in training",
+            "deviation for predicted inputs, if it differs from training",
             Each(_POSITIVE),
             fitted=True,
         ),
@@ -179,14 +181,12 @@ SECTIONS: dict[str, dict[str, Option]] = {
         },
     },
     "partition": {
-        "name": _result("natural", "how examples are dealt to clients"),
+        "name": _result("natural", "partition of the examples over clients"),
         "num_clients": _result(int, "clients that train; all natural ones by default", _COUNT),
-        "pooled": _result(
-            bool, "all clients' examples, and the server's, become those of one client"
-        ),
+        "pooled": _result(bool, "give all clients' examples, and the server's, to one client"),
     },
     "supervision": {
-        "name": _result("all", "which labels are seen, by whom"),
+        "name": _result("all", "labels that clients and server see"),
         "labelled_clients": _result(
             int, "clients that keep class labels; all by default", COUNT_OR_NONE
         ),
@@ -200,8 +200,8 @@ SECTIONS: dict[str, dict[str, Option]] = {
         "name": _code("mlp", "the network"),
         "train": _code(
             "all",
-            "what of it is trained and sent: all, head, or names of layers with commas between, "
-            "* for anything",
+            "layers that are trained and sent: all, head, or names with commas between, * for "
+            "anything",
         ),
     },
     "optimizer": {
@@ -212,7 +212,7 @@ SECTIONS: dict[str, dict[str, Option]] = {
         "schedule": _code(
             "constant", "the learning rate over the rounds", OneOf(SCHEDULES, own=True)
         ),
-        "schedule_rounds": _length(int, "length of the schedule; rounds by default", _COUNT),
+        "schedule_rounds": _length(int, "length of the schedule; default: rounds", _COUNT),
         "schedule_factor": _code(
             0.1, "exponential: after schedule_rounds; piecewise: at every boundary", _POSITIVE
         ),
@@ -223,13 +223,17 @@ SECTIONS: dict[str, dict[str, Option]] = {
         "schedule_warmup": _code(
             int, "rounds of a warm-up; a tenth of schedule_rounds by default", _COUNT
         ),
-        "schedule_end": _code(0.0, "linear, warmup_cosine: share of the rate in the end", _WEIGHT),
+        "schedule_end": _code(
+            0.0, "linear, warmup_cosine: share of the learning rate at the end", _WEIGHT
+        ),
         "clip_norm": _code(
             float, "largest norm of a gradient; no clipping by default", _POSITIVE, traceable=True
         ),
-        "keep_state": _code(False, "clients keep momentum and the like between their rounds"),
+        "keep_state": _code(
+            False, "clients keep the state of the optimizer, such as momentum, between their rounds"
+        ),
         "average_state": _code(
-            False, "clients start from the mean of what the last cohort ended with"
+            False, "clients start from the mean optimizer state of the last cohort"
         ),
         "batch_size": _code(10, "examples of a local step", _COUNT),
         "local_epochs": _code(1, "passes over a client's examples in a round", _COUNT),
@@ -242,25 +246,30 @@ SECTIONS: dict[str, dict[str, Option]] = {
     },
     "loss": {
         "name": _code("cross_entropy", "loss of labelled examples", OneOf(LOSSES)),
-        "gamma": _code(2.0, "focal: how little examples count that are right already", _WEIGHT),
+        "gamma": _code(
+            2.0,
+            "focal: exponent that lowers the weight of examples that are already right",
+            _WEIGHT,
+        ),
         "label_smoothing": _code(0.0, "share of a label that is spread over all classes", _SHARE),
         "class_weights": _code(
             tuple,
-            "factor of every class; inverse: by how seldom its labels are seen",
+            "factor of every class; inverse: the rarer its labels, the larger",
             Each(_WEIGHT, *INVERSE),
         ),
         "logit_adjustment": _code(
             0.0, "tau: scores get tau times the log of their class's share of labels", _WEIGHT
         ),
     },
-    "cohort": {"name": _code("uniform", "which clients take part in a round")},
+    "cohort": {"name": _code("uniform", "sampling of the clients of a round")},
     "federated": {
-        "name": _code("fedavg", "how the clients' models become the next one"),
+        "name": _code(
+            "fedavg", "federated optimizer, which makes the next model of the clients' models"
+        ),
         "cohort_size": _code(int, "clients per round; all by default", _COUNT),
         "weighting": _code(
             str,
-            "what a client's weight in the average follows; examples for your own data, else "
-            "uniform",
+            "a client's weight in the average; default: examples for your own data, else uniform",
             OneOf(WEIGHTINGS),
         ),
         "placement": _code(
@@ -278,7 +287,7 @@ SECTIONS: dict[str, dict[str, Option]] = {
     "personalize": {
         "name": _code(
             "none",
-            "one wrapper of the method, with its options: models of clients' own, slow clients",
+            "one wrapper of the method with its options, such as models of clients' own",
         ),
         "epochs": _code(
             int,
@@ -294,59 +303,59 @@ SECTIONS: dict[str, dict[str, Option]] = {
     "participation": {
         "probability": _code(
             float,
-            "probability that a client is there in a round; 1 by default",
+            "probability that a client is available in a round; default: 1",
             _PROBABILITY,
             traceable=True,
         ),
         "lost": _code(
-            float, "probability that a client drops out; 0 by default", _PROBABILITY, traceable=True
+            float, "probability that a client drops out; default: 0", _PROBABILITY, traceable=True
         ),
         "lost_when": _code(
             "training",
-            "when: before it sends anything, once codes were compared, once scores were "
-            "propagated, after training",
+            "when it drops out: before it sends anything, after the codes, after the scores, after "
+            "training",
             OneOf(LOST_WHEN),
         ),
     },
     "sum": {
-        "name": _code(
-            "mean", "how a round's uploads become one, docs/unreliable.md; not the sum of terms"
-        ),
+        "name": _code("mean", "how the server combines the uploads of a round, docs/unreliable.md"),
     },
     "faults": {
-        "name": _code("none", "what faulty clients do wrong", OneOf(tuple(FAULTS))),
+        "name": _code("none", "fault of the faulty clients", OneOf(tuple(FAULTS))),
         "share": _code(
-            0.2, "share of the clients that are faulty, drawn by the seed", In("[0, 1]")
+            0.2, "share of the clients that are faulty; the random seed draws them", In("[0, 1]")
         ),
-        "factor": _code(
-            10.0, "scale: what the updates of faulty clients are multiplied by", _FINITE
-        ),
+        "factor": _code(10.0, "scale: factor of the updates of faulty clients", _FINITE),
     },
-    "privacy": {"name": _code("none", "what hides a client in the sum of a round")},
+    "privacy": {"name": _code("none", "mechanism that hides clients or examples")},
     "early_stopping": {
-        "patience": _result(int, "evaluations without a better model that end a run", _COUNT),
+        "patience": _result(
+            int, "evaluations without a better model after which the run ends", _COUNT
+        ),
         "metric": _result(
-            "validation_accuracy", "column of metrics.csv that says which model is the best"
+            "validation_accuracy", "column of metrics.csv by which the best model is chosen"
         ),
         "direction": _result(
             str,
-            "whether more or less of it is better; known but for metrics of your own",
+            "whether a higher or lower value is better; needed for your own metrics only",
             OneOf(DIRECTIONS),
         ),
     },
     "tracking": {
-        "writers": _watching((), "viewers that get the metrics too", Several(VIEWERS)),
+        "writers": _watching((), "viewers that also get the metrics", Several(VIEWERS)),
         "project": _watching("fedjax_ssl", "project at wandb"),
         "offline": _watching(False, "wandb keeps its record in the run folder"),
     },
     "prediction": {
         "predictors": _prediction(
             "",
-            "label test examples in the end by: network, xclp, per_client_lp, class_means, "
-            "linear_head, with commas",
+            "predictors that label the test examples at the end: network, xclp, per_client_lp, "
+            "class_means, linear_head, with commas between",
         ),
         "features": _prediction(
-            "network", "what is compared; inputs as stored", OneOf(("network", "inputs"))
+            "network",
+            "values that are compared: features of the network, or inputs as stored",
+            OneOf(("network", "inputs")),
         ),
         "variant": _prediction(
             "both",
@@ -386,7 +395,7 @@ SECTIONS: dict[str, dict[str, Option]] = {
             1, "xclp: clients are cut at random into groups, with a graph each", _COUNT
         ),
         "new_batch_size": _prediction(
-            int, "examples that a client brings at a time; all by default", _COUNT
+            int, "new examples of a client per graph; default: all", _COUNT
         ),
         "protocol": _prediction(
             "none",
@@ -405,7 +414,7 @@ SECTIONS: dict[str, dict[str, Option]] = {
         "process_id": _watching(
             int, "number of this process, from 0 on, or $FEDJAX_SSL_PROCESS_ID", COUNT_OR_NONE
         ),
-        "auto": _watching(False, "take the three from Slurm, Open MPI, GKE or a TPU"),
+        "auto": _watching(False, "take these three settings from Slurm, Open MPI, GKE or a TPU"),
         "heartbeat_seconds": _watching(
             30, "seconds without a sign of life until a process counts as dead", _COUNT
         ),
