@@ -176,7 +176,7 @@ def _without_what_is_gone(config: ml_collections.ConfigDict) -> ml_collections.C
     return changed.lock() if gone else config
 
 
-    """Return the facts about data and code that a run has to have begun with."""
+def _known_by(program: Program) -> dict[str, Any]:
     """Return what a run has to have begun with, beside its config."""
     experiment = program.built.experiment
     return {
