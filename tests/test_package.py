@@ -87,7 +87,7 @@ def test_no_module_loads_what_can_run_code() -> None:
     # The one that knows arrays alone; that it refuses all else is in
     # tests/data/sources/test_mini_imagenet.py.
     (restricted,) = found
-    assert restricted == PACKAGE / "data" / "reading" / "pickles.py"
+    assert restricted == PACKAGE / "data" / "sources" / "mini_imagenet.py"
     text = restricted.read_text()
     assert "def find_class" in text and not re.search(r"pickle\.loads?\(|[^_]Unpickler\(file", text)
 

@@ -96,7 +96,7 @@ SECTIONS: dict[str, dict[str, Option]] = {
         "around": _code(
             (),
             "wrappers of the method, the first one inside, for example slow_clients or your own",
-            Several([name for name in WRAPPERS if name != "none"], own=True),
+            Several(WRAPPERS, own=True),
         ),
         "uploads": _code(
             (),
