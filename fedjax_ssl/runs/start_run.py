@@ -177,7 +177,7 @@ def _without_what_is_gone(config: ml_collections.ConfigDict) -> ml_collections.C
 
 
 def _known_by(program: Program) -> dict[str, Any]:
-    """Return what a run has to have begun with, beside its config."""
+    """Return the facts about data and code that a run has to have begun with."""
     experiment = program.built.experiment
     return {
         "data": experiment.known_by,
