@@ -222,7 +222,7 @@ def _texts_of_images(path: Path, model: TrainedModel, findings: Findings) -> pan
     columns = {role: data.get(f"{role}_column") or role for role in ("file", "label", "client")}
     table = None if images == [path.name] else find_table(path, columns["file"])
     if table is not None:
-        files, told = read_by_table(table, listing, columns, findings)
+        files, told = read_by_table(table, read_table(table), listing, columns, findings)
         findings.stop(table)
         texts["label"] = ""
         texts.update(told.set_axis(files))

@@ -5,6 +5,7 @@ import pandas
 import pytest
 
 from fedjax_ssl.data import BadData, load
+from fedjax_ssl.data.reading.own import without_marks
 
 PATIENT = 1234567890123456780  # of 19 digits: a double would make neighbours one
 ROWS = [
@@ -110,3 +111,9 @@ def test_several_labels_in_an_array_are_refused(tmp_path):
         np.savez(tmp_path / "a.npz", inputs=np.zeros((3, 2), np.float32), labels=labels)
         with pytest.raises(BadData, match=said):
             load("npz", path=tmp_path / "a.npz")
+
+
+def test_a_mark_of_missing_cells_is_known_in_any_capitals_and_a_number_in_any_form() -> None:
+    cells = pandas.Series(["nAN", "n/A", "NaN", "-99.0", "-9", "north"], dtype=object)
+    found = without_marks(cells, ("NaN", "N/A", "-99"))
+    assert found.tolist() == ["", "", "", "", "-9", "north"]

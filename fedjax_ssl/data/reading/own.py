@@ -276,8 +276,7 @@ def as_numbers(cells: Iterable[str], decimal: str = ".") -> np.ndarray:
 
 def without_marks(cells: "pandas.Series", marks: Collection[str]) -> "pandas.Series":
     """Write marks of missing cells, in capitals or not and numbers in any form, as ""."""
-    spelt = [form(mark) for mark in marks for form in (str, str.lower, str.upper, str.capitalize)]
-    missing = cells.isin(spelt)
+    missing = cells.map(str.casefold).isin([mark.casefold() for mark in marks])
     numbers = as_numbers(marks)
     if np.isfinite(numbers).any():
         missing |= np.isin(as_numbers(cells), numbers)

@@ -133,9 +133,10 @@ def load_folder(
         if table is None:
             files, texts = _by_folders(listing, layout, findings)
         else:
-            files, texts = read_by_table(table, listing, columns, findings)
+            rows = read_table(table)
+            files, texts = read_by_table(table, rows, listing, columns, findings)
             if "client" not in texts:
-                say_one_client(read_table(table), columns.values(), findings)
+                say_one_client(rows, columns.values(), findings)
             if given.is_dir():
                 findings.notes.append(
                     f"{table.name} says what the images show, not the names of their folders"
@@ -286,12 +287,15 @@ def _by_folders(
 
 
 def read_by_table(
-    path: Path, listing: Listing, columns: Mapping[str, str], findings: Findings
+    path: Path,
+    table: "pandas.DataFrame",
+    listing: Listing,
+    columns: Mapping[str, str],
+    findings: Findings,
 ) -> tuple[Sequence[str], "pandas.DataFrame"]:
-    """Read files and texts from the rows of a table; rows whose image is not there are left out
+    """Take files and texts from the rows of a table; rows whose image is not there are left out
     and counted.
     """
-    table = read_table(path)
     texts = read_roles(table, columns, ("file",), findings, f"in {path.name} ")
     if "file" not in texts:
         return (), texts
