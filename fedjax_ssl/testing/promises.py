@@ -281,7 +281,7 @@ def one_labelled_example_in_the_whole_federation_is_enough_to_run(trial: Trial) 
     if trial.kind == "labels" and labels_only:
         assert infos[0]["clients"] == 1
     for number, info in enumerate(infos):
-        assert info["local_steps"] >= 1, f"nobody trained in round {number}"
+        assert info["local_steps"] >= 2, f"{info['local_steps']} local steps in round {number}"
         assert math.isfinite(info["loss"]), f"the loss of round {number} is {info['loss']}"
 
 
