@@ -79,15 +79,9 @@ def asynchronous(
         ConfigError: clients also send what cannot be late, or are averaged in another way.
     """
     _refuse(recipe)
-    model = recipe.setup.model
-    network, model_state = jax.eval_shape(model.init, jax.random.key(0))
-    shared = {
-        group: tree
-        for group, tree in jax.eval_shape(recipe.groups.split, network).items()
-        if group in recipe.groups.shared
-    }
+    _, model_state = jax.eval_shape(recipe.setup.model.init, jax.random.key(0))
     size = sum(leaf.size for leaf in jax.tree.leaves(model_state))
-    transform = late_uploads(late, delay, buffer, tuple(shared), size)
+    transform = late_uploads(late, delay, buffer, size)
     return recipe._replace(uploads=(*recipe.uploads, transform))
 
 
@@ -112,16 +106,13 @@ def _refuse(recipe: Recipe) -> None:
         )
 
 
-def late_uploads(
-    late: float | Array, delay: int, buffer: int, groups: tuple[str, ...], statistics: int
-) -> UploadTransform:
+def late_uploads(late: float | Array, delay: int, buffer: int, statistics: int) -> UploadTransform:
     """Return the transform that holds uploads back, see `asynchronous`.
 
     Args:
         late: probability that an upload is late; may be traced.
         delay: D.
         buffer: K.
-        groups: names of the shared parameter groups.
         statistics: numbers of the batch statistics.
     """
 
@@ -132,9 +123,9 @@ def late_uploads(
 
             weight = jnp.zeros(axes, jnp.result_type(float))
             return Parcel(
-                zeros({group: params[group] for group in groups}),
+                zeros(params),
                 jnp.zeros((*axes, statistics), weight.dtype),
-                dict.fromkeys(groups, weight),
+                dict.fromkeys(params, weight),
                 weight,
                 weight,
             )
@@ -170,18 +161,18 @@ def late_uploads(
     ) -> tuple[Total, UnderWay]:
         later = total.averages[_LATE]
         weight = total.weight
-        trained = {group: total.weights[group] > 0 for group in groups}
+        groups = total.weights.items()
         sent = Parcel(
             later["update"],
             later["statistics"],
-            {group: jnp.where(trained[group], later["weight"], 0.0) for group in groups},
+            {group: jnp.where(whole > 0, later["weight"], 0.0) for group, whole in groups},
             later["weight"],
             jnp.round(later["number"]),
         )
         now = Parcel(
-            {group: total.update[group] for group in groups},
+            total.update,
             total.statistics,
-            {group: total.weights[group] - jnp.sum(sent.weights[group]) for group in groups},
+            {group: whole - jnp.sum(sent.weights[group]) for group, whole in groups},
             weight - jnp.sum(sent.weight),
             jnp.round(later["on_time"]),
         )
@@ -199,9 +190,9 @@ def late_uploads(
             waiting=jax.tree.map(jnp.subtract, waiting, taken),
         )
         total = total._replace(
-            update={**total.update, **taken.update},
+            update=taken.update,
             statistics=taken.statistics,
-            weights={**total.weights, **taken.weights},
+            weights=taken.weights,
             weight=taken.weight,
         )
         return total, after

@@ -26,7 +26,7 @@ def recipe_of(name: str = "fedavg", **setup):
 
 def steps(sent: list[list[tuple[float, int]]], delay: int, buffer: int = 1) -> list[float]:
     """What the server steps with, round by round, of uploads (value, delay) of one number each."""
-    transform = late_uploads(0.0, delay, buffer, ("model",), 1)
+    transform = late_uploads(0.0, delay, buffer, 1)
     state = transform.init({"model": jnp.zeros(())})
     found = []
     for uploads in sent:
