@@ -94,8 +94,10 @@ def _rounds_of_server(built: Built) -> Iterator[str]:
     recipe = built.method.recipe
     if not any(stage.clients for stage in recipe.stages):
         return
-    ends = [*recipe.starts[1:], built.experiment.config.rounds]
-    for stage, start, end in zip(recipe.stages, recipe.starts, ends, strict=True):
+    rounds = built.experiment.config.rounds
+    ends = [*recipe.starts[1:], rounds]
+    for stage, start, planned in zip(recipe.stages, recipe.starts, ends, strict=True):
+        end = min(planned, rounds)
         if not stage.clients and start < end:
             when = f"round {end}" if end == start + 1 else f"rounds {start + 1} to {end}"
             yield f"in {when} only the server trains, on its own labelled examples"

@@ -1,7 +1,5 @@
 """Files of a run about its predictions: rows of `summary.json`, tables by example and by client."""
 
-import csv
-import io
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -11,6 +9,7 @@ import numpy as np
 from jaxtyping import Array
 
 from fedjax_ssl.data import Dataset, FederatedData, client_names
+from fedjax_ssl.folder.rows import csv_text
 from fedjax_ssl.prediction.one_shot import Predicted
 
 
@@ -145,13 +144,10 @@ def as_csv(
             return "" if math.isnan(value) else numbers % value
         return value
 
-    text = io.StringIO()
-    lines = csv.writer(text, lineterminator="\n")
     if isinstance(table, Mapping):
         rows: Iterable[Iterable[Any]] = zip(*table.values(), strict=True)
-        lines.writerow(table)
+        names: Iterable[str] = table
     else:
         rows = (row.values() for row in table)
-        lines.writerow(table[0])
-    lines.writerows(map(cell, row) for row in rows)
-    return text.getvalue()
+        names = table[0]
+    return csv_text([names, *(map(cell, row) for row in rows)])

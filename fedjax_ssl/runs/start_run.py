@@ -87,7 +87,8 @@ def start_run(
         if team.values_from_first(folder is not None and folder.begun):
             config = _without_what_is_gone(config)
 
-        built = shared.build(config)  # dataset, federation and method
+        program = shared.program(config)
+        built = program.built  # dataset, federation and method
         team.check_same(
             "data",
             built.federation,
@@ -98,7 +99,6 @@ def start_run(
         own_metrics = OwnMetrics(built, team)
         privacy = privacy_of_run(built)
 
-        program = Program(built, shared.compiled)
         if folder is not None:
             folder.check(config, _known_by(program))
         round, state, seconds, rows = _restore(program, folder, team)

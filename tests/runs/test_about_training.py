@@ -2,6 +2,8 @@
 together do what few people mean.
 """
 
+from types import SimpleNamespace
+
 import jax
 import pytest
 
@@ -63,6 +65,17 @@ def test_a_round_of_the_server_alone_is_named(federation) -> None:
     experiment = federation[0]._replace(config=config)
     assert list(_rounds_of_server(Built(experiment, data, method, None, None))) == [
         "in round 1 only the server trains, on its own labelled examples"
+    ]
+
+
+def test_no_more_rounds_of_the_server_are_named_than_the_run_has(federation) -> None:
+    config = configs.resolve(fs.load_config("digits_fedmt", {"rounds": 3}))
+    recipe = methods.build("fedmt", toy.setup(toy.weak_federation("server"))).recipe
+    recipe = recipe._replace(stages=(recipe.stages[0]._replace(rounds=9), *recipe.stages[1:]))
+    experiment = federation[0]._replace(config=config)
+    method = SimpleNamespace(recipe=recipe)
+    assert list(_rounds_of_server(Built(experiment, None, method, None, None))) == [
+        "in rounds 1 to 3 only the server trains, on its own labelled examples"
     ]
 
 
