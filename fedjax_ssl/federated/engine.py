@@ -142,7 +142,7 @@ def _init_of(recipe: Recipe) -> Callable[[Array, FederatedData], ServerState]:
     """Return `Method.init`, which makes the state before round 0."""
     setup = recipe.setup
     groups = recipe.groups
-    terms = [term for stage in recipe.stages for term in stage.terms]
+    terms = {term.name: term for stage in recipe.stages for term in stage.terms}.values()
 
     def init(key: Array, data: FederatedData) -> ServerState:
         network, model_state = setup.model.init(named_key(key, "model"))
