@@ -70,12 +70,12 @@ format: setup  ## let ruff rewrite the files
 types: setup  ## mypy
 	$(BIN)/mypy
 
-smoke: setup  ## run the main job for two rounds on both embedded data sets
+smoke: setup  ## run the main job for a few rounds on both embedded data sets
 	rm -rf $(SMOKE)
 	$(BIN)/python -m fedjax_ssl.main --config configs/femnist_xclp.py:glyphs --workdir $(SMOKE)/femnist_glyphs \
 		--config.rounds=2 --config.eval_every=1 --config.method.warmup_rounds=1 --config.data.writers=20
 	$(BIN)/python -m fedjax_ssl.main --config configs/digits_xclp.py --workdir $(SMOKE)/digits \
-		--config.rounds=2 --config.eval_every=1 --config.method.warmup_rounds=1
+		--config.rounds=5 --config.eval_every=1 --config.method.warmup_rounds=1
 	test -s $(SMOKE)/femnist_glyphs/summary.json && test -s $(SMOKE)/digits/curves.png
 
 docs:  ## build the documentation into site/; a warning is an error
