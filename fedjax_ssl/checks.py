@@ -18,7 +18,7 @@ from typing import Annotated, Any, Literal, TypeVar
 
 import numpy as np
 
-from fedjax_ssl.errors import did_you_mean
+from fedjax_ssl.errors import UserError, did_you_mean
 
 LARGEST_WHOLE = 2**31 - 1  # counts are 32 bits wide on the device
 # The run computes in single precision: beyond this a number is infinite, and a positive one below
@@ -122,26 +122,34 @@ class OneOf(Declaration):
 
 @dataclasses.dataclass(frozen=True)
 class Several(Declaration):
-    """A tuple of different names out of some. With `own`, "module:function" too."""
+    """A tuple of different names out of some. With `own`, "module:function" too.
+
+    "none" is none of them: that is the empty tuple.
+    """
 
     names: Iterable[str]
     own: bool = False
 
+    @property
+    def known(self) -> list[str]:
+        """The names, those that were registered since among them."""
+        return [one for one in self.names if one != "none"]
+
     def check(self, name: str, value: Any) -> None:
-        allowed = ", ".join(self.names) + ", or module:function" * self.own
+        allowed = ", ".join(self.known) + ", or module:function" * self.own
         if not isinstance(value, (tuple, list)):
             raise ValueError(f"{name} is {value!r}; it must be a tuple of names, of {allowed}")
         for one in value:
-            if one not in self.names and not (self.own and ":" in str(one)):
+            if one not in self.known and not (self.own and ":" in str(one)):
                 raise ValueError(
-                    f"{name} names {one!r}.{did_you_mean(one, [*self.names])} Allowed: {allowed}"
+                    f"{name} names {one!r}.{did_you_mean(one, self.known)} Allowed: {allowed}"
                 )
         if len(set(value)) < len(value):
             raise ValueError(f"{name} is {tuple(value)!r}, which names one of them twice")
 
     def words(self) -> str:
         return (
-            f"names with commas between, of {', '.join(self.names)}"
+            f"names with commas between, of {', '.join(self.known)}"
             + ", or module:function" * self.own
         )
 
@@ -242,6 +250,29 @@ def checked(function: Checked) -> Checked:
         for name, (declaration, optional) in declarations.items():
             if name in given and not (optional and given[name] is None):
                 declaration.check(name, given[name])
+        return function(*arguments, **named)
+
+    return typing.cast(Checked, call)
+
+
+def required(function: Checked) -> Checked:
+    """Make a function refuse None, by a UserError, for an argument that has to be given."""
+    signature = inspect.signature(function)
+    needed = [
+        name
+        for name, parameter in signature.parameters.items()
+        if parameter.default is parameter.empty and parameter.kind is not parameter.VAR_KEYWORD
+    ]
+
+    @functools.wraps(function)
+    def call(*arguments: Any, **named: Any) -> Any:
+        given = signature.bind_partial(*arguments, **named).arguments
+        for name in needed:
+            if given.get(name, name) is None:
+                raise UserError(
+                    f"{name} is None; {function.__name__} needs it: "
+                    f"help({function.__module__}.{function.__name__}) says what it is"
+                )
         return function(*arguments, **named)
 
     return typing.cast(Checked, call)

@@ -57,6 +57,7 @@ GONE = {
         f"{method}.server_turn": Gone("the server trains before the clients", ("before",))
         for method in (*_WITH_RULES[:6], "mean_teacher")
     },
+    "around=none": Gone("no wrapper is the empty tuple, config.around=()", (("none",), ["none"])),
     "cbafed.tail_share": Gone("a class with less than 0.03 is a tail class", (0.03,)),
     "cbafed.residual_epochs": Gone("local residuals are 5 epochs apart", (5,)),
     "cbafed.residual_rounds": Gone("global residuals are 5 rounds apart", (5,)),

@@ -17,6 +17,7 @@ from jaxtyping import Array, Key
 
 from fedjax_ssl import federated
 from fedjax_ssl.backend import backend
+from fedjax_ssl.checks import required
 from fedjax_ssl.config import ConfigError
 from fedjax_ssl.data import Drawing, FederatedData
 from fedjax_ssl.data.federation.federated_data import of_one_shape
@@ -238,6 +239,7 @@ def make_train(config: ml_collections.ConfigDict) -> Train:
     return Train(experiment)
 
 
+@required
 def train(
     recipe: Recipe | Method,
     data: FederatedData,
@@ -301,6 +303,7 @@ def over_runs(one: Callable[..., PyTree]) -> Callable[..., PyTree]:
     return lambda *arguments: jax.lax.map(lambda each: one(*each), arguments)
 
 
+@required
 def over_seeds(train: Train, mesh: Mesh | None = None) -> Callable[..., PyTree]:
     """Make one compiled program of many runs: `over_seeds(train)(keys)`, with a leading axis on
     every result. `over_seeds(train)(keys, {"optimizer.learning_rate": rates})` has a number for

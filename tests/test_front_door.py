@@ -3,6 +3,7 @@ their examples run.
 """
 
 import doctest
+import inspect
 import subprocess
 import sys
 from pathlib import Path
@@ -68,6 +69,18 @@ def test_examples_of_declarations_run(module) -> None:
 def test_a_name_in_place_of_a_config_is_one_message(start) -> None:
     with pytest.raises(errors.ConfigError, match=r"load_config\(NAME\) reads one by its name"):
         start("digits_fedavg")
+
+
+@pytest.mark.parametrize(
+    "name", [one for one in fs.__all__ if inspect.isfunction(getattr(fs, one))]
+)
+def test_none_for_what_is_needed_is_one_message(name: str) -> None:
+    function = getattr(fs, name)
+    parameters = inspect.signature(function).parameters.values()
+    needed = [one.name for one in parameters if one.default is one.empty and one.kind != 4]
+    for none in needed[:1] if name in {"register", "from_linen", "from_nnx"} else needed:
+        with pytest.raises(ValueError, match=r"None|a config is needed|load_config\(NAME\)"):
+            function(**{one: None if one == none else object() for one in needed})
 
 
 def test_a_recipe_in_place_of_its_name_is_one_message() -> None:

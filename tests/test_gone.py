@@ -73,6 +73,13 @@ def test_a_value_of_several_and_a_command_may_be_gone(capsys) -> None:
         fs.load_config("digits", {"tracking.writers": "mlflow"})
     with pytest.raises(ConfigError, match=r"optimizer=lion is gone: write optax:NAME"):
         fs.load_config("digits", {"federated.optimizer": "lion"})
+    for none in ("none", ("none",)):
+        with pytest.raises(ConfigError, match="is gone: no wrapper is the empty tuple"):
+            fs.load_config("digits", {"around": none})
+    assert without_gone({"around": ("none",)}) == {}
+    assert fs.load_config("digits", {"around": "()"}).around == ()
+    with pytest.raises(ConfigError, match="give names with commas between, of slow_clients,"):
+        fs.load_config("digits", {"around": None})
     assert cli.main(["completion"]) == 2
     assert "the command 'completion' is gone: `fedjax-ssl run NAME" in capsys.readouterr().err
     assert all(words in (ROOT / "CHANGELOG.md").read_text("utf-8") for words in COMMANDS.values())

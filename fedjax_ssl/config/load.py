@@ -17,6 +17,7 @@ import ml_collections
 import numpy as np
 from flax.traverse_util import flatten_dict
 
+from fedjax_ssl.checks import required
 from fedjax_ssl.config.change_choice import choose
 from fedjax_ssl.config.fields import (
     REGISTRIES,
@@ -54,6 +55,7 @@ class Source(NamedTuple):
         return f"{self.path.stem}-{rest}" if rest else self.path.stem
 
 
+@required
 def load(name: str, settings: Settings = (), place: str | None = None) -> ml_collections.ConfigDict:
     """Return the config of a name, with settings of one's own.
 

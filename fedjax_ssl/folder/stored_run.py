@@ -142,14 +142,14 @@ def only_class(summary: Mapping[str, Any]) -> str | None:
     return scores["classes"][places[0]] if len(places) == 1 else None
 
 
-def find_runs(paths: Iterable[str | os.PathLike]) -> list[Path]:
+def find_runs(paths: str | os.PathLike | Iterable[str | os.PathLike]) -> list[Path]:
     """Find run folders: the paths themselves, or folders at any depth below them.
 
     Checkpoints and hidden folders are not searched. A folder that is reached twice, also by a link,
     is listed once. A folder that looks like a run may belong to another program; `read_run` tells.
 
     Args:
-        paths: existing folders.
+        paths: existing folders, or one.
 
     Returns:
         The folders, in the order of the paths and of their names (run_2 before run_10).
@@ -159,7 +159,7 @@ def find_runs(paths: Iterable[str | os.PathLike]) -> list[Path]:
     """
     found: dict[str, Path] = {}
     seen: set[str] = set()
-    for given in paths:
+    for given in [paths] if isinstance(paths, (str, os.PathLike)) else paths:
         path = Path(given)
         if not path.exists():
             raise RunFolderError(

@@ -19,7 +19,7 @@ from jax import lax
 from jax.typing import ArrayLike
 from jaxtyping import Array, Bool, Float, Int, Int32, Key
 
-from fedjax_ssl.checks import check_choices, check_whole_numbers
+from fedjax_ssl.checks import check_choices, check_whole_numbers, required
 from fedjax_ssl.errors import counted, note
 from fedjax_ssl.graph.codes import has_angle, lsh_codes
 from fedjax_ssl.graph.graph import Graph, build_graph
@@ -61,6 +61,7 @@ class Plan(NamedTuple):
     connected: Int32[Array, ""]  # points with an edge; all for a strategy without a graph
 
 
+@required
 def plan_labels(
     features: ArrayLike,
     labels: ArrayLike,

@@ -25,6 +25,7 @@ import numpy as np
 from jax.typing import ArrayLike
 from jaxtyping import Array, Bool, Float, Int, Int32, Key, UInt32
 
+from fedjax_ssl.checks import required
 from fedjax_ssl.graph.codes import has_angle, lsh_codes
 from fedjax_ssl.graph.exchange import (
     Exchange,
@@ -136,6 +137,7 @@ def label(
     )
 
 
+@required
 def propagate_labels(
     features: ArrayLike,
     labels: ArrayLike,

@@ -11,13 +11,14 @@ from typing import Any
 
 from flax.traverse_util import unflatten_dict
 
-from fedjax_ssl.checks import is_zero
+from fedjax_ssl.checks import is_zero, required
 from fedjax_ssl.federated import Recipe, Setup, Term
 from fedjax_ssl.methods import OF_PARTS, TERMS, check_is_term, short
 from fedjax_ssl.methods.parts.composition import Part, composition
 from fedjax_ssl.methods.parts.setting_types import Count
 
 
+@required
 def compose(
     setup: Setup,
     parts: tuple[str, ...] = (),

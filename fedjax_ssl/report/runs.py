@@ -12,6 +12,7 @@ from typing import Any
 
 import pandas
 
+from fedjax_ssl.checks import required
 from fedjax_ssl.data.sites_apart import remedy
 from fedjax_ssl.errors import UserError, counted
 from fedjax_ssl.folder.folder_lock import COMPARED, flat_config
@@ -165,13 +166,14 @@ class Report:
         return [list(map(known, row)) for row in means]
 
 
-def read_runs(paths: Sequence[str | Path]) -> pandas.DataFrame:
+@required
+def read_runs(paths: str | Path | Sequence[str | Path]) -> pandas.DataFrame:
     """Read run folders, also those that are damaged or not finished.
 
         read_runs(["runs/sweep"]).groupby("seed")["test_accuracy"].mean()
 
     Args:
-        paths: run folders, or folders that hold some at any depth.
+        paths: run folders, or folders that hold some at any depth; or one.
 
     Returns:
         A row per folder, by its path: "run" (all that it holds), "seed", "state", "finished", and
@@ -193,8 +195,9 @@ def read_runs(paths: Sequence[str | Path]) -> pandas.DataFrame:
     return pandas.DataFrame.from_dict(rows, orient="index")
 
 
+@required
 def read(
-    paths: Sequence[str | Path],
+    paths: str | Path | Sequence[str | Path],
     *,
     metric: str | None = None,
     baseline: str | None = None,
@@ -206,7 +209,7 @@ def read(
         print(report.frame.groupby("group")["test_accuracy"].mean())
 
     Args:
-        paths: run folders, or folders that hold some at any depth.
+        paths: run folders, or folders that hold some at any depth; or one.
         metric: a column of `metrics.csv`, or a number of `summary.json`; the test accuracy by
             default.
         baseline: as for `choose_baseline`.
@@ -220,7 +223,7 @@ def read(
     found = list(frame["run"]) if len(frame) else []
     problems = [f"{run.path}: {problem}" for run in found for problem in run.problems]
     runs = [run for run in found if run.config]
-    places = " ".join(map(str, paths))
+    places = " ".join(map(str, [paths] if isinstance(paths, (str, Path)) else paths))
     if not runs:
         reasons = "".join(f"\n  {line}" for line in problems[:10])
         raise ReportError(

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import ml_collections
 
 from fedjax_ssl import config as configs
+from fedjax_ssl.checks import required
 from fedjax_ssl.errors import note
 from fedjax_ssl.runs.active_run import Run
 from fedjax_ssl.runs.callbacks import Callback
@@ -85,6 +86,7 @@ class Point(NamedTuple):
     callbacks: Sequence[Callback] = ()  # called after every block; they may stop the run
 
 
+@required
 def run(
     config: ml_collections.ConfigDict,
     workdir: str | Path,

@@ -15,6 +15,7 @@ import numpy as np
 from flax.traverse_util import flatten_dict
 from jaxtyping import Bool, Float, Shaped
 
+from fedjax_ssl.checks import required
 from fedjax_ssl.data.dataset import check_finite
 from fedjax_ssl.data.federation.federated_data import client_number
 from fedjax_ssl.data.fingerprint import of_arrays, of_examples
@@ -33,6 +34,7 @@ if TYPE_CHECKING:  # takes long to import
     import pandas
 
 
+@required
 def load_run(workdir: str | os.PathLike, checkpoint: str = "auto") -> "TrainedModel":
     """Load the model that a run has trained; the run's data are not needed.
 

@@ -100,7 +100,7 @@ def test_run_folders_are_found_once_at_any_depth(tmp_path):
     write(tmp_path / ".hidden", config__json="{}")
     os.symlink(tmp_path, tmp_path / "sweep" / "loop")
     by_order = [folders[2], folders[1], folders[0]]
-    assert find_runs([tmp_path]) == by_order
+    assert find_runs([tmp_path]) == find_runs(str(tmp_path)) == by_order
     assert find_runs([folders[0], tmp_path, folders[2]]) == [folders[0], folders[2], folders[1]]
     with pytest.raises(RunFolderError, match="does not exist"):
         find_runs([tmp_path / "nowhere"])

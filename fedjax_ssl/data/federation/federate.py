@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Int
 
-from fedjax_ssl.checks import check_whole_numbers
+from fedjax_ssl.checks import check_whole_numbers, required
 from fedjax_ssl.data.dataset import Dataset, with_pooled_splits
 from fedjax_ssl.data.federation.dealing import (
     Mask,
@@ -44,6 +44,7 @@ from fedjax_ssl.own_code import check_returned, where
 from fedjax_ssl.registry import did_you_mean
 
 
+@required
 def federate(
     key: PRNGKey,
     dataset: Dataset,
