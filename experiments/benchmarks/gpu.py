@@ -20,6 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -147,13 +148,31 @@ def workloads(scale: float) -> Iterator[tuple[str, Any]]:
                 yield name, dataclasses.replace(whole, variant=variant, settings=settings)
 
 
+def kernels(program: str, folder: Path) -> Counter[str]:
+    """Sum up the time of a program's operations by kind, from the trace of JAX's profiler."""
+    import jax
+
+    # a loop's time is that of the operations inside
+    loops = ("while", "conditional", "call")
+    named = re.findall(r"^\s*(?:ROOT )?%?([\w.-]+) = .*? ([\w-]+)\(", program, re.M)
+    known = {name for name, kind in named if kind not in loops}
+    spent = Counter[str]()
+    for file in sorted(folder.rglob("*.xplane.pb"))[-1:]:
+        for plane in jax.profiler.ProfileData.from_file(str(file)).planes:
+            for event in (event for line in plane.lines for event in line.events):
+                # kernels have names of their own
+                name = event.name if event.name in known else dict(event.stats).get("hlo_op")
+                if name in known:
+                    spent[re.sub(r"[.\d]+$", "", str(name))] += event.duration_ns
+    return spent
+
+
 def speed(given: argparse.Namespace) -> Iterator[str]:
     """Rates of all workloads, and the kernels of some by share."""
     import jax
 
     from experiments.benchmarks import command as bench
     from experiments.benchmarks import prepare, timed
-    from fedjax_ssl.runs import profile
 
     words = ["--repeats", str(given.repeats), "--scale", str(given.scale), "--limit"]
     options = bench.options([*words, str(given.limit)])
@@ -177,13 +196,9 @@ def speed(given: argparse.Namespace) -> Iterator[str]:
             with tempfile.TemporaryDirectory() as folder:
                 with jax.profiler.trace(folder):
                     prepared.run()
-                kinds = {
-                    operation: re.sub(r"[.\d]+$", "", operation)
-                    for operation in profile.operations(prepared.program.as_text())
-                }
-                found = profile.device_shares(kinds, Path(folder))
-            most = sorted(found.items(), key=lambda one: -one[1])[:KERNELS]
-            named = ", ".join(f"{kind} {share:.0%}" for kind, share in most)
+                spent = kernels(prepared.program.as_text(), Path(folder))
+            whole = spent.total()
+            named = ", ".join(f"{kind} {ns / whole:.0%}" for kind, ns in spent.most_common(KERNELS))
             shares.append(f"- {title}: {named or 'the profiler names none'}")
     yield bench.table(rows)
     yield f"\nCompiled side by side in {compiled:.0f} s. Kernels by share of the time:\n"

@@ -115,7 +115,7 @@ SECTIONS: dict[str, dict[str, Option]] = {
         ),
         "profile": _watching(
             False,
-            "report where the time goes; keeps jax.profiler's trace of the last block of rounds",
+            "keep jax.profiler's trace of the last block of rounds, for TensorBoard or Perfetto",
         ),
         "save_clients": _watching(
             object,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from fedjax_ssl.lazy import attach
 
 if TYPE_CHECKING:
-    from fedjax_ssl.federated.client import AVERAGE, LOCAL_STEP, plain_gradient
+    from fedjax_ssl.federated.client import plain_gradient
     from fedjax_ssl.federated.client_states import (
         all_clients,
     )
@@ -60,7 +60,6 @@ if TYPE_CHECKING:
     from fedjax_ssl.federated.engine import build
     from fedjax_ssl.federated.evaluation import (
         BY_CLIENT,
-        EVALUATION,
         GLOBAL_BY_CLIENT,
         SCORES,
         balanced_accuracy,
@@ -77,7 +76,7 @@ if TYPE_CHECKING:
         execute,
         tree_bytes,
     )
-    from fedjax_ssl.federated.forward import AUGMENT, GATHER, map_rows, separate_passes
+    from fedjax_ssl.federated.forward import map_rows, separate_passes
     from fedjax_ssl.federated.grouped import grouped
     from fedjax_ssl.federated.leaves import what_leaves
     from fedjax_ssl.federated.local_models import CLIENT_MODELS

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from fedjax_ssl.graph.graph_settings import CODE, PAPER, GraphSettings
     from fedjax_ssl.graph.label_plan import STRATEGIES, Plan, plan_labels
     from fedjax_ssl.graph.labelling import (
-        LABEL_GRAPH,
         Propagation,
         label,
         propagate_labels,

@@ -5,8 +5,7 @@ How it opens is in `start_run.py`, how it ends in `finish_run.py`.
 
 import contextlib
 import math
-import time
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,7 +23,7 @@ from fedjax_ssl.folder.run_folder import RunFolder
 from fedjax_ssl.folder.writers import Writers
 from fedjax_ssl.runs import model_file, own_sources
 from fedjax_ssl.runs.build import Built
-from fedjax_ssl.runs.callbacks import Block, Callback, Profile
+from fedjax_ssl.runs.callbacks import Block, Callback
 from fedjax_ssl.runs.own_callbacks import OwnCallbacks
 from fedjax_ssl.runs.privacy import PrivateRun
 from fedjax_ssl.runs.processes import Team
@@ -49,11 +48,8 @@ class Run:
         inputs: arguments of its programs, on all devices that share it; examples may come block by
             block.
         feed: brings these from the host; None: they are on the device.
-        seconds: of compiling and training, of earlier starts too; `before` has those of these.
-        before: see `seconds`.
-        begin: when it was opened, on the clock of `time.perf_counter`.
+        seconds: of compiling and training, of earlier starts too.
         progress: the report to a person.
-        profile: where the time goes, if that is asked for.
         own: callbacks of the user's own.
         over: no block follows.
         writers: viewers.
@@ -63,7 +59,6 @@ class Run:
         error: what ended it, where it could not go on.
         of_clients: accuracies of clients after the last evaluation.
         of_clients_by_global: the same of the global model, where clients have their own beside it.
-        waited: seconds for examples from the host.
         privacy: its account; None: it has no privacy.
         pictures: whether pictures of it are drawn once it is over.
     """
@@ -78,10 +73,7 @@ class Run:
     inputs: Inputs
     feed: Feed | None
     seconds: dict[str, float]
-    before: dict[str, float]
-    begin: float
     progress: Progress
-    profile: Profile | None
     own: OwnCallbacks
     over: bool
     writers: Writers = field(default_factory=lambda: Writers({}))
@@ -91,9 +83,9 @@ class Run:
     error: Exception | None = None
     of_clients: dict[str, float] = field(default_factory=dict)
     of_clients_by_global: dict[str, float] = field(default_factory=dict)
-    waited: float = 0.0
     privacy: PrivateRun | None = None
     pictures: bool = True
+    _traced: bool = False
     _said: set[str] = field(default_factory=set)
 
     @property
@@ -167,17 +159,27 @@ class Run:
         """
         if self.feed is None:
             return self.inputs
-        begin = time.perf_counter()
-        inputs = with_examples(self.inputs, self.feed.block(self.round, self.rounds))
-        self.waited += time.perf_counter() - begin
-        return inputs
+        return with_examples(self.inputs, self.feed.block(self.round, self.rounds))
 
-    def running(self, program: Any) -> contextlib.AbstractContextManager[None]:
-        """Say that its next block runs now, by this program; it may be profiled."""
+    @contextlib.contextmanager
+    def running(self) -> Iterator[None]:
+        """Say that its next block runs now; the last one, or the first that may be it, is traced
+        by jax.profiler where `config.profile` asks for it.
+        """
         self.progress.training()
-        if self.profile is None:
-            return contextlib.nullcontext()
-        return self.profile.around(program, self.round, self.round + self.rounds)
+        end = self.round + self.rounds
+        may_be_last = end == self.config.rounds or self.config.early_stopping.patience is not None
+        asked = self.config.profile and self.folder is not None
+        if self._traced or not (asked and may_be_last):
+            yield
+            return
+        self._traced = True
+        options = jax.profiler.ProfileOptions()
+        options.python_tracer_level = 0
+        folder = self.path / "profile"
+        with jax.profiler.trace(str(folder), profiler_options=options):
+            yield
+        self.progress.note(f"rounds {self.round + 1} to {end} and an evaluation, traced: {folder}")
 
     def take(self, advanced: Advanced, place: int) -> None:
         """Take the results of a block, and call all callbacks.

@@ -2,14 +2,11 @@
 a `Block`, which may stop the run.
 """
 
-import contextlib
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, NamedTuple
 
-import jax
 import ml_collections
 
 from fedjax_ssl.errors import counted
@@ -18,7 +15,7 @@ from fedjax_ssl.folder.files import bytes_in_words
 from fedjax_ssl.folder.progress import Progress
 from fedjax_ssl.folder.run_folder import RunFolder
 from fedjax_ssl.folder.writers import Writers
-from fedjax_ssl.runs import divergence, profile
+from fedjax_ssl.runs import divergence
 from fedjax_ssl.runs.processes import Preempted, Team
 from fedjax_ssl.runs.program import Program
 from fedjax_ssl.runs.summary import out_of_patience, selected, why_nobody_trained
@@ -242,65 +239,3 @@ class Checkpoint:
                 f"checkpoints, of {size} or twice that, take longer than the rounds between them; "
                 "a larger config.checkpoint_every writes fewer"
             )
-
-
-class Profile:
-    """Traces one block, the last one or the first that may be it, and says where the time went."""
-
-    def __init__(self, folder: Path, config: ml_collections.ConfigDict):
-        """Trace nothing yet.
-
-        Args:
-            folder: for the trace.
-            config: resolved.
-        """
-        self._folder = folder
-        self._config = config
-        self._shares: dict[str, float] = {}
-        self._traced = ""
-        self._tracing = 0.0
-        # a program of the cache may name the scopes of another version
-        jax.config.update("jax_compilation_cache_include_metadata_in_key", True)
-
-    @contextlib.contextmanager
-    def around(self, program: Any, start: int, end: int) -> Iterator[None]:
-        """Trace a block of rounds that runs meanwhile, if it is the one.
-
-        Args:
-            program: compiled.
-            start: rounds before it.
-            end: rounds after it.
-        """
-        config = self._config
-        may_be_last = end == config.rounds or config.early_stopping.patience is not None
-        if self._traced or not may_be_last:
-            yield
-            return
-        options = jax.profiler.ProfileOptions()
-        options.python_tracer_level = 0
-        begin = time.perf_counter()
-        with jax.profiler.trace(str(self._folder), profiler_options=options):
-            yield
-            ran = time.perf_counter() - begin
-            begin = time.perf_counter()
-        text = program.as_text() if hasattr(program, "as_text") else ""
-        self._shares = profile.device_shares(profile.operations(text), self._folder)
-        self._traced = (
-            f"rounds {start + 1} to {end} and an evaluation, traced in {ran:,.1f} s: {self._folder}"
-        )
-        self._tracing = time.perf_counter() - begin
-
-    def lines(self, compiling: float, training: float, waited: float, whole: float) -> list[str]:
-        """Write the table; nothing where no block was traced.
-
-        Args:
-            compiling: seconds of compiling.
-            training: seconds of rounds and evaluations.
-            waited: seconds in which a block waited for examples that the host brings.
-            whole: seconds of the run.
-        """
-        if not self._traced:
-            return []
-        whole -= self._tracing
-        seconds = profile.run_seconds(self._shares, compiling, training, waited, whole)
-        return profile.table(seconds, self._config, self._traced)

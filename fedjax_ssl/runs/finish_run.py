@@ -1,6 +1,5 @@
 """The end of a run: predictions, scores and the summary."""
 
-import time
 from pathlib import Path
 from typing import Any
 
@@ -153,7 +152,7 @@ def _predict(run: Run) -> list[one_shot.Predicted]:
 
 
 def _tell_end(run: Run, files: dict[str, Path]) -> None:
-    """Print the result, and the time by part."""
+    """Print the result."""
     assert run.summary is not None
     run.progress.finish(run.summary, files)
     if run.of_clients:
@@ -169,10 +168,3 @@ def _tell_end(run: Run, files: dict[str, Path]) -> None:
             f"no clients' models are kept: the run stopped after round {run.round}, "
             f"save_clients={run.config.save_clients} names round {number}"
         )
-    if run.profile is not None:
-        compiling, training = (
-            run.seconds[name] - run.before[name] for name in ("compile_seconds", "train_seconds")
-        )
-        whole = time.perf_counter() - run.begin
-        for line in run.profile.lines(compiling, training, run.waited, whole):
-            run.progress.note(line)

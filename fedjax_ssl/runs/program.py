@@ -353,7 +353,7 @@ class Program:
         inputs: Sequence[Inputs],
         rounds: int,
         compiling: Callable[[], None] = lambda: None,
-        running: Callable[[Any], contextlib.AbstractContextManager] = contextlib.nullcontext,
+        running: Callable[[], contextlib.AbstractContextManager] = contextlib.nullcontext,
         saved: int | None = None,
     ) -> Advanced:
         """Run a block of rounds and its evaluation, of one run or of several that are at the same
@@ -364,13 +364,13 @@ class Program:
             inputs: as for `compile`, which says what is raised.
             rounds: length of the block.
             compiling: called before something is compiled.
-            running: is given the program, and gives a context in which the block runs.
+            running: gives a context in which the block runs.
             saved: as for `compile`.
         """
         begin = time.perf_counter()
         program, arguments = self.compile(states, inputs, rounds, compiling, saved)
         compiled = time.perf_counter()
-        with running(program), _explaining_memory():
+        with running(), _explaining_memory():
             after, metrics = program(*arguments)
             models = jax.device_get(metrics.pop(federated.CLIENT_MODELS, None))
             numbers = federated.to_numbers(jax.device_get(metrics))

@@ -7,11 +7,11 @@ What it tells is in `notes.py`, how it takes a block in `active_run.py`, how it 
 
 import contextlib
 import os
-import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import jax
 import ml_collections
 
 from fedjax_ssl import config as configs
@@ -31,7 +31,6 @@ from fedjax_ssl.runs.callbacks import (
     Divergence,
     EarlyStopping,
     History,
-    Profile,
     Report,
     Rows,
     Viewers,
@@ -75,8 +74,9 @@ def start_run(
         CheckpointError: the folder's checkpoints cannot be used.
         RunFolderError: the run began on other data.
     """
-    begin = time.perf_counter()
     check_debugging()
+    if config.profile:  # a program of the cache may name the scopes of another version
+        jax.config.update("jax_compilation_cache_include_metadata_in_key", True)
     own = OwnCallbacks(callbacks, team)
     viewers = WriterSettings(**config.tracking)
     with configs.naming("tracking"):
@@ -126,10 +126,7 @@ def start_run(
             inputs=inputs,
             feed=feed,
             seconds=seconds,
-            before=dict(seconds),
-            begin=begin,
             progress=progress,
-            profile=Profile(path / "profile", config) if config.profile and folder else None,
             own=own,
             privacy=privacy,
             pictures=pictures,
