@@ -176,6 +176,7 @@ GONE = {
         "write data.name=cifar100 with a partition; its clients are not read any more"
     ),
     "data.timeout": Gone("a download that is silent for 20 seconds is given up", (None, 20.0)),
+    "partition.reuse": Gone("no example is dealt twice", (False,)),
     "partition.own_part": Gone("the part is that of the client's size", (None, "size")),
     "strong_augment.name=randaugment_uda": Gone("write randaugment or fixmatch"),
     "tracking.uri": Gone(_MLFLOW, (None,)),

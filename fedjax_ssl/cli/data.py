@@ -19,7 +19,7 @@ from fedjax_ssl.config import ConfigError, default, naming, options, with_settin
 from fedjax_ssl.errors import counted
 from fedjax_ssl.registry import check_known
 
-COMMANDS = ("list", "info", "check", "split", "download", "verify")
+COMMANDS = ("list", "info", "check", "split", "download")
 HELP = """Lists datasets, describes one, and checks your own data.
 
   data list                          list the names of all datasets
@@ -27,8 +27,7 @@ HELP = """Lists datasets, describes one, and checks your own data.
   data check PATH [--data.X=VALUE]   check your own folder of images, table or .npz: contents,
                                      problems, and a command that trains on it
   data split CONFIG [--seeds 5]      write files that say which client has which example and label
-  data download NAME                 download a published dataset and convert it
-  data verify NAME                   compare its original files with the published ones"""
+  data download NAME                 download a published dataset, check and convert it"""
 MANY = 20  # classes and clients that are named one by one
 
 
@@ -55,9 +54,7 @@ def main(arguments: list[str]) -> int:
         if asked.what == "info":
             print(describe(asked.name, asked.path, asked.root))
             return 0
-        return (_download if asked.what == "download" else _verify)(
-            asked, _options(asked.name, settings)
-        )
+        return _download(asked, _options(asked.name, settings))
 
 
 def _check(asked: argparse.Namespace, settings: list[tuple[str, str]]) -> int:
@@ -128,19 +125,6 @@ def _download(asked: argparse.Namespace, given: dict[str, Any]) -> int:
         log.setLevel(level)
     print(_table(_contents(dataset) | {"terms": _terms(asked.name)}))
     return 0
-
-
-def _verify(asked: argparse.Namespace, given: dict[str, Any]) -> int:
-    """Compare original files with the published ones; 2 where one is missing or another."""
-    found = data.verify(asked.name, root=asked.root, **given)
-    for file in found:
-        word = (
-            {True: "right", False: "WRONG", None: "here"}[file.right]
-            if file.path.exists()
-            else "missing"
-        )
-        print(f"{word}  {file.path}: {file.said}")
-    return 2 if any(file.right is False for file in found) else 0
 
 
 def describe(name: str, path: str | None = None, root: str | None = None) -> str:
@@ -263,7 +247,7 @@ def _parse(arguments: list[str]) -> tuple[argparse.Namespace, list[tuple[str, st
         "--root", help="folder of all datasets (default: $FEDJAX_SSL_DATA or ~/.cache/fedjax_ssl)"
     )
     asked, rest = own.parse_known_args(arguments)
-    if asked.what in ("info", "download", "verify") and asked.name is None:
+    if asked.what in ("info", "download") and asked.name is None:
         own.error(f"data {asked.what} needs a NAME: " + ", ".join(data.SOURCES))
     if asked.what == "check" and asked.name is None:
         own.error(
@@ -274,8 +258,8 @@ def _parse(arguments: list[str]) -> tuple[argparse.Namespace, list[tuple[str, st
         field, equals, value = word.removeprefix("--").removeprefix("config.").partition("=")
         if asked.what in ("list", "info") or not equals or not field.startswith("data."):
             own.error(
-                f"unknown argument {word!r}; check, download and verify take --data.OPTION=VALUE "
-                "as `run` does"
+                f"unknown argument {word!r}; check and download take --data.OPTION=VALUE as `run` "
+                "does"
             )
         settings.append((field, value))
     return asked, settings

@@ -55,7 +55,6 @@ if TYPE_CHECKING:
         available,
         is_own,
         load,
-        verify,
     )
     from fedjax_ssl.data.standardization import (
         STANDARDIZATIONS,

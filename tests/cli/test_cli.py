@@ -53,7 +53,6 @@ def test_what_needs_no_jax_does_not_import_it():
             ["data", "download", "svhn", "--data.size=3"],
             ("data.size is no option of 'svhn'", "data.extra"),
         ),
-        (["data", "verify", "digits"], ("'digits' is not downloaded", "mnist")),
         (
             ["data", "check", "tests", "--data.sise=3"],
             ("no field 'data.sise'. Did you mean 'data.size'",),
@@ -182,26 +181,8 @@ def test_your_own_data_are_checked_before_a_run(capsys, tmp_path, monkeypatch):
     assert command in output
 
 
-def test_original_files_are_verified_and_what_is_here_is_not_downloaded(
-    capsys, tmp_path, monkeypatch
-):
+def test_what_is_in_the_package_is_not_downloaded(capsys, tmp_path, monkeypatch):
     monkeypatch.setenv("FEDJAX_SSL_DATA", str(tmp_path))
-    raw = tmp_path / "femnist" / "raw"
-    raw.mkdir(parents=True)
-    (raw / "federated_emnist_train.sqlite").write_bytes(b"x")
-    (raw / "federated_emnist_test.sqlite").write_bytes(b"y")
-    code, output, _ = call(capsys, "data", "verify", "femnist")
-    assert code == 0 and output.count("here  ") == 2 and "1 byte; no digest is published" in output
-    raw = tmp_path / "svhn" / "raw"
-    raw.mkdir(parents=True)
-    (raw / "test_32x32.mat").write_bytes(b"z")
-    code, output, _ = call(capsys, "data", "verify", "svhn", "--data.extra=true")
-    assert (
-        code == 2
-        and output.count("missing  ") == 2
-        and "WRONG" in output
-        and "extra_32x32.mat: not here; published at http" in output
-    )
     code, output, _ = call(capsys, "data", "download", "digits")
     assert code == 0 and "1,797 examples" in output
 

@@ -166,42 +166,6 @@ def deal(key: PRNGKey, group: Ids, counts: Int[Array, "C G"]) -> Ids:
     return jnp.where(inside & (rank < bounds[group, -1]), slot % num_clients, -1)
 
 
-def deal_again(key: PRNGKey, group: Ids, counts: Int[Array, "C G"]) -> tuple[Ids, Ids]:
-    """Go on with `deal` where a group has run out: its examples are dealt again, in the same
-    order.
-
-    Args:
-        key: that of `deal`.
-        group: as there.
-        counts: column sums may be larger than the groups, by N in all; nothing of an empty group is
-            dealt.
-
-    Returns:
-        (client, example) of what is dealt again; client -1 from where on nothing is.
-    """
-    num_clients, num_groups = counts.shape
-    group = jnp.where((group >= 0) & (group < num_groups), group, -1)
-    # those of no group come first
-    in_order = jnp.lexsort((rank_within(key, group), group)).astype(jnp.int32)
-    # [G], [G, C]
-    sizes = count_groups(group, num_groups)
-    bounds = running_sum(counts, axis=0).T
-    more = jnp.where(sizes > 0, jnp.maximum(bounds[:, -1] - sizes, 0), 0)
-    ends = running_sum(more)
-    slot = int_range(group.shape[0])
-    own = jnp.minimum(jnp.searchsorted(ends, slot, side="right").astype(jnp.int32), num_groups - 1)
-    place = sizes[own] + slot - (ends[own] - more[own])  # in the endless sequence of the group
-    before = running_sum(bounds[:, -1]) - bounds[:, -1]
-    flat = (before[:, None] + bounds).reshape(-1)
-    client = (
-        jnp.searchsorted(flat, before[own] + place, side="right").astype(jnp.int32) % num_clients
-    )
-    first = running_sum(sizes) - sizes + jnp.sum(group < 0, dtype=jnp.int32)
-    row = in_order[first[own] + place % jnp.maximum(sizes[own], 1)]
-    there = slot < ends[-1]
-    return jnp.where(there, client, -1), jnp.where(there, row, 0)
-
-
 def level(
     key: PRNGKey,
     client: Ids,

@@ -19,7 +19,6 @@ from fedjax_ssl.data.federation.dealing import (
     Mask,
     count_groups,
     deal,
-    deal_again,
     equal_part,
     int_range,
     largest_remainder,
@@ -339,7 +338,6 @@ def _class_draws(
 def own_class(
     skew: Annotated[float, In("[0, 1]")],
     cut: bool = True,
-    reuse: bool = False,
 ) -> Partition:
     """FedRGD's non-iid split: client c first gets examples of class c mod K, then a share of the
     remaining ones of all classes.
@@ -347,19 +345,14 @@ def own_class(
     The share of its own class is skew + (1 - skew) / K on average, and the
     mean total variation distance of the class shares of two clients of different classes is `skew`,
     as far as the classes last: what a class lacks is made up from the others. 0 is `random`, up to
-    a remainder that is dealt here too. No example is dealt twice, but with `reuse`.
+    a remainder that is dealt here too. No example is dealt twice.
 
     Args:
         skew: R, the part that is of the client's own class.
         cut: where the clients are a multiple of the classes, one part per class is dealt, and cut
             at random into equal parts for its clients (CIFAR-10); False: every client has
             exactly R of its own class (SVHN).
-        reuse: as the authors' code deals SVHN: a class that runs out is dealt again, to further
-            clients, so that as many examples of other classes stay unused; and after client K - 1
-            the classes go on with the second one. With cut=False.
     """
-    if reuse and cut:
-        raise ValueError("reuse deals to every client R of its own size: it needs cut=False")
 
     def own_parts(
         pool: Pool,
@@ -379,17 +372,12 @@ def own_class(
         size = number // bases + (base < number % bases).astype(jnp.int32)
         # The class of every base, and how many examples of it are there for how many bases.
         kind = base % num_classes
-        if reuse and num_classes > 1:
-            later = 1 + (base - num_classes) % (num_classes - 1)
-            kind = jnp.where(base < num_classes, base, later)
         there = count_groups(group, num_classes)[kind]
         same = kind == kind[:, None]
         asked = jnp.floor(skew * size.astype(jnp.float32) + 1e-4).astype(jnp.int32)
         # Bases take their part one after another, as long as there is any.
         taken = jnp.where(same & (base < base[:, None]), asked, 0)
         own = jnp.clip(there - jnp.sum(taken, axis=1, dtype=jnp.int32), 0, asked)
-        if reuse:
-            own = jnp.where(there > 0, asked, 0)
         counts = jnp.where(kind[:, None] == int_range(num_classes), own[:, None], 0)
         return parts, bases, size, own, counts.astype(jnp.int32)
 
@@ -407,10 +395,7 @@ def own_class(
             dealt = dealt + bases * (rank_within(cut_key, dealt) % parts)
         return jnp.where(labelled, dealt, deal_unlabelled(unlabelled_key, pool))
 
-    def again(key: PRNGKey, pool: Pool) -> Again:
-        return Again(*deal_again(jax.random.split(key, 4)[0], pool.classes, own_parts(pool)[-1]))
-
-    return Partition(assign, again=again if reuse else None)
+    return Partition(assign)
 
 
 _DRAWS = 64  # of which the first even enough one is taken

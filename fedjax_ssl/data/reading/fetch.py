@@ -158,14 +158,6 @@ class Archive:
     facts: Facts | None = None  # other numbers of examples are warned about
 
 
-class Verified(NamedTuple):
-    """Comparison of one original file with its entry."""
-
-    path: Path
-    right: bool | None  # None: it is here, but nobody knows its digest
-    said: str
-
-
 def load_archive(
     archive: Archive,
     *,
@@ -212,14 +204,6 @@ def load_archive(
     return kept(converted, lambda: _read(archive, raw, looked))
 
 
-def verify_files(archive: Archive, root: Place = None) -> list[Verified]:
-    """Compare the original files of a dataset in `<root>/<name>/raw/` with those that are
-    published.
-    """
-    raw = raw_folder(archive.name, root, None)
-    return [_verified(file, raw / file.name) for file in archive.files]
-
-
 def placed_folder(name: str, root: Place, path: Place, parts: tuple[str, str], steps: str) -> Path:
     """Choose the folder of a dataset which the user has to fetch.
 
@@ -245,20 +229,16 @@ def placed_folder(name: str, root: Place, path: Place, parts: tuple[str, str], s
     return folder
 
 
-def _verified(file: RemoteFile, path: Path) -> Verified:
-    if not path.is_file():
-        return Verified(path, False, f"not here; published at {file.url}")
-    size = counted(path.stat().st_size, "byte")
-    if file.sha256 is None:
-        return Verified(path, None, f"{size}; no digest is published")
-    if (found := file_sha256(path)) == file.sha256:
-        return Verified(path, True, f"{size}, as published")
+def _check_digest(archive: Archive, file: RemoteFile, path: Path) -> None:
+    """Refuse a file that is not the published one; some have no published digest."""
+    if file.sha256 is None or (found := file_sha256(path)) == file.sha256:
+        return
     published = "" if file.size is None else f" (expected {file.size:,})"
-    said = (
-        f"not the original file, or damaged: {size}{published}, sha256 {found}, expected "
-        f"{file.sha256}"
+    raise DatasetUnavailable(
+        f"{archive.name}: {path} is not the original file, or damaged: "
+        f"{counted(path.stat().st_size, 'byte')}{published}, sha256 {found}, expected "
+        f"{file.sha256}.\nTo go on, delete it and start again, or {archive.substitute}"
     )
-    return Verified(path, False, said)
 
 
 def _missing(archive: Archive, folder: Path) -> list[RemoteFile]:
@@ -270,11 +250,7 @@ def _read(archive: Archive, folder: Path, looked: Sequence[Path]) -> Dataset:
         raise _not_here(archive, folder, looked)
     paths = {file.name: folder / file.name for file in archive.files}
     for file in archive.files:
-        if (checked := _verified(file, paths[file.name])).right is False:
-            raise DatasetUnavailable(
-                f"{archive.name}: {checked.path} is {checked.said}.\nTo go on, delete it and "
-                f"start again, or {archive.substitute}"
-            )
+        _check_digest(archive, file, paths[file.name])
     try:
         dataset = archive.read(paths)
     except (ValueError, OSError) as error:

@@ -10,7 +10,6 @@ from typing import Any, get_args
 
 from fedjax_ssl.data.dataset import Dataset
 from fedjax_ssl.data.reading.copies import keep_copies_together
-from fedjax_ssl.data.reading.fetch import Archive, Verified, verify_files
 from fedjax_ssl.data.reading.own import BadData, Place
 from fedjax_ssl.data.reading.register import ENTRIES, PLACES, Kind
 from fedjax_ssl.registry import Registry, check_known
@@ -131,37 +130,3 @@ def names_apart(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
         else value
         for option, value in given.items()
     }
-
-
-def archive(name: str, **options: Any) -> Archive:
-    """Describe a published dataset: its files, and how they become arrays.
-
-    Args:
-        name: name of a dataset that is downloaded.
-        **options: of the dataset, which decide what files there are.
-
-    Raises:
-        ValueError: an unknown name or option, or a dataset that is not downloaded.
-    """
-    SOURCES.check(name, options)
-    if (make := ENTRIES[name].archive) is None:
-        downloaded = ", ".join(name for name, entry in _ORDERED if entry.archive is not None)
-        raise ValueError(f"dataset {name!r} is not downloaded; those that are: {downloaded}")
-    return make(**options)
-
-
-def verify(name: str, *, root: Place = None, **options: Any) -> list[Verified]:
-    """Compare the original files of a published dataset with those that are published.
-
-    Args:
-        name: name of a dataset that is downloaded.
-        root: folder of all datasets; default $FEDJAX_SSL_DATA or ~/.cache/fedjax_ssl.
-        **options: of the dataset, which decide what files there are.
-
-    Returns:
-        A line about each file.
-
-    Raises:
-        ValueError: as `archive`.
-    """
-    return verify_files(archive(name, **options), root)

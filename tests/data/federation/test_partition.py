@@ -188,34 +188,6 @@ def test_own_class_cuts_its_parts_for_the_clients_of_a_class():
     assert (np.argmax(counts, axis=1) == np.arange(30) % 10).all()
 
 
-def test_own_class_may_deal_a_class_that_runs_out_again():
-    """FedRGD's code on SVHN: after class 9 comes class 1; the first image of a class follows its
-    last one.
-    """
-    counts = np.array([60, 14, 50, 40, 40, 40, 40, 40, 40, 36])
-    labels = np.repeat(np.arange(10), counts)
-    partition = PARTITIONS.build("own_class", skew=0.8, cut=False, reuse=True)
-    pool = make_pool(labels, 10, 20)
-    deal = jax.jit(lambda key: (partition.assign(key, pool), *partition.again(key, pool)))
-    client, more, row = map(np.asarray, deal(jax.random.key(3)))
-    there = more >= 0
-    client = np.concatenate([client, more[there]])
-    row = np.concatenate([np.arange(400), row[there]])
-    held = table(client, labels[row], 20, 10)
-    kinds = np.array([*range(10), *range(1, 10), 1])
-    assert (held.sum(axis=1) == 20).all() and (held[np.arange(20), kinds] >= 16).all()
-    # Class 1 has 14 images, and three clients ask for 16 of them: 34 are dealt again, every one as
-    # often as any other.
-    copies = np.bincount(row[client >= 0], minlength=400)[labels == 1]
-    assert (
-        copies.sum() == 48
-        and set(copies) == {3, 4}
-        and there.sum() == 34
-        and (labels[row[400:]] == 1).all()
-    )
-    assert (client < 0).sum() == 34, "as many others are not used"
-
-
 def test_majority_has_two_frequent_classes_and_hands_out_in_the_order_of_the_file():
     labels = np.arange(1000) % 10
     pool = make_pool(labels, 10, 5)
@@ -405,11 +377,6 @@ def test_circulant_gives_the_counts_of_the_protofssl_split():
         ),
         ("dirichlet", {"alpha": 1.0, "max_examples": 11}, "raise it to at least 12"),
         ("own_class", {"skew": 1.5}, r"skew is 1\.5"),
-        (
-            "own_class",
-            {"skew": 0.8, "reuse": True},
-            "reuse deals to every client R of its own size",
-        ),
         ("classes_per_client", {"classes": 11}, "the training data have 10 classes"),
         ("circulant", {"shares": (1, -1)}, r"shares\[1\] is -1; it must be a number of at least 0"),
         ("circulant", {"shares": (1, 2)}, "shares has 2 entries, the data have 10 classes"),

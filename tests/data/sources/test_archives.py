@@ -20,7 +20,7 @@ from fedjax_ssl.data.correspondence import CIFAR100_SUPERCLASS_OF
 from fedjax_ssl.data.reading import fetch as fetching
 from fedjax_ssl.data.reading.fetch import RemoteFile, load_archive
 from fedjax_ssl.data.reading.formats import FormatError
-from fedjax_ssl.data.sources import archive
+from fedjax_ssl.data.reading.register import ENTRIES
 from fedjax_ssl.data.sources.femnist import read_sqlite
 from fedjax_ssl.data.sources.mnist import read_idx
 from tests.data.sources.written import idx, write_tar
@@ -28,7 +28,9 @@ from tests.data.sources.written import idx, write_tar
 ROW = 3
 COLUMN = 5
 CHANNEL = 1
-MNIST, CIFAR10, CIFAR100, FEMNIST = map(archive, ("mnist", "cifar10", "cifar100", "femnist"))
+MNIST, CIFAR10, CIFAR100, FEMNIST = (
+    ENTRIES[name].archive() for name in ("mnist", "cifar10", "cifar100", "femnist")
+)
 
 
 def noise(rng, labels, shape):

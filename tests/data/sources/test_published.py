@@ -18,7 +18,6 @@ from fedjax_ssl.data import DatasetUnavailable, load
 from fedjax_ssl.data.reading.fetch import RemoteFile, load_archive
 from fedjax_ssl.data.reading.formats import FormatError
 from fedjax_ssl.data.reading.register import ENTRIES
-from fedjax_ssl.data.sources import archive
 from fedjax_ssl.data.sources.cifar import CIFAR10_CLASSES
 from fedjax_ssl.data.sources.cinic10 import read_cinic10
 from fedjax_ssl.data.sources.emnist import PARTS, read_emnist
@@ -28,7 +27,7 @@ from tests.data.sources.written import idx, write_tar
 
 ROW = 3
 COLUMN = 5
-ARCHIVES = {name: archive(name) for name, entry in ENTRIES.items() if entry.archive is not None}
+ARCHIVES = {name: entry.archive() for name, entry in ENTRIES.items() if entry.archive is not None}
 
 
 def noise(labels, shape, seed=0):
@@ -206,7 +205,7 @@ def test_cinic10_is_fetched_once_and_kept(tmp_path, caplog):
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()
     address = f"http://127.0.0.1:{server.server_port}/CINIC-10.tar.gz"
-    here = dataclasses.replace(archive("cinic10"), files=(RemoteFile(address),))
+    here = dataclasses.replace(ARCHIVES["cinic10"], files=(RemoteFile(address),))
     data = load_archive(here, root=tmp_path / "root")
     server.shutdown()
     thread.join()
