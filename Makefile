@@ -30,10 +30,10 @@ $(STAMP): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --disable-pip-version-check --quiet --no-compile $(CONSTRAINTS) --editable '.[$(EXTRAS)]'
 	@touch $@
 
-demo: setup  ## run the main job on the embedded digits from the start, curves in runs/demo
+demo: setup  ## run the main job on the embedded digits from the start, with a page of its curves
 	rm -rf $(DEMO)
 	$(BIN)/python -m fedjax_ssl.main --config configs/digits_xclp.py --workdir $(DEMO)
-	@echo "curves:  $(DEMO)/curves.png"
+	$(BIN)/fedjax-ssl report $(DEMO) --output $(DEMO)/report.html
 	@echo "numbers: $(DEMO)/metrics.csv, $(DEMO)/summary.json"
 
 test: setup  ## run the tests in two processes
@@ -76,7 +76,7 @@ smoke: setup  ## run the main job for a few rounds on both embedded data sets
 		--config.rounds=2 --config.eval_every=1 --config.method.warmup_rounds=1 --config.data.writers=20
 	$(BIN)/python -m fedjax_ssl.main --config configs/digits_xclp.py --workdir $(SMOKE)/digits \
 		--config.rounds=5 --config.eval_every=1 --config.method.warmup_rounds=1
-	test -s $(SMOKE)/femnist_glyphs/summary.json && test -s $(SMOKE)/digits/curves.png
+	test -s $(SMOKE)/femnist_glyphs/summary.json && test -s $(SMOKE)/digits/partition.png
 
 docs:  ## build the documentation into site/; a warning is an error
 	$(MAKE) setup EXTRAS=dev,docs

@@ -50,16 +50,16 @@ def test_a_run_leaves_everything_in_its_folder_and_goes_on_there(start, tmp_path
     assert summary["test_accuracy"] == rows[-1]["test_accuracy"]
     assert summary["bytes_up"] == 2 * 11 * 4 * 9610
     # The same command again is done and changes nothing; one of another config is refused. What can
-    # be made again is, and what is gone is not listed. Pictures of a short run wait for it.
-    assert "the same command again draws" in output and not list(folder.glob("*.png"))
+    # be made again is, and what is gone is not listed. The picture of a short run waits for it.
+    assert "the same command again draws it" in output and not list(folder.glob("*.png"))
     before = (folder / "metrics.jsonl").read_bytes()
     (folder / "metrics.csv").unlink()
     code, output, _ = start(DIGITS, *QUICK)
     assert code == 0 and "complete already" in output and "gone" not in output
-    for name in ("metrics.csv", "curves.png", "partition.png"):
+    for name in ("metrics.csv", "partition.png"):
         assert (folder / name).exists()
     assert (folder / "metrics.jsonl").read_bytes() == before
-    for name in ("metrics.csv", "metrics.jsonl", "curves.png"):
+    for name in ("metrics.csv", "metrics.jsonl", "partition.png"):
         (folder / name).unlink()
     code, output, _ = start(DIGITS, *QUICK)
     assert "metrics.csv" in " ".join(output.split()).partition("gone from ")[2]

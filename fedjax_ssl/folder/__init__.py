@@ -1,4 +1,4 @@
-"""What a run leaves: its folder with config, rows, checkpoints, summary and pictures, and what a
+"""What a run leaves: its folder with config, rows, checkpoints and summary, and what a
 person sees of it.
 
 Names are imported when they are first used, so that folders are read and reported without jax.

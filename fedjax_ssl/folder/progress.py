@@ -156,7 +156,7 @@ class Progress(Closing):
 
         Args:
             summary: from `summarize`.
-            files: places of files, for example {"curves": Path("runs/x/curves.png")}.
+            files: places of files, for example {"predictions": Path("runs/x/predictions.csv")}.
         """
         self.close()
         self._console.print()

@@ -60,7 +60,7 @@ class Run:
         of_clients: accuracies of clients after the last evaluation.
         of_clients_by_global: the same of the global model, where clients have their own beside it.
         privacy: its account; None: it has no privacy.
-        pictures: whether pictures of it are drawn once it is over.
+        pictures: whether its partition is drawn once it is over.
     """
 
     path: Path

@@ -1,5 +1,6 @@
 """The end of a run: predictions, scores and the summary."""
 
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -61,7 +62,13 @@ def finish(run: Run) -> None:
     if (apart := advice.apart_in(built)) is not None:
         summary["sites_apart"] = apart
     if run.folder is not None:
-        _draw(run, len(rows), files)
+        if run.pictures and len(rows) >= plots.FEWEST:
+            plots.draw_partition(run)
+        elif run.pictures:
+            run.progress.note(
+                f"no {plots.FILE} after fewer than {plots.FEWEST} evaluations: the same command "
+                "again draws it"
+            )
         run.folder.finish(summary)
     run.writers.finish(summary)
     # The others get the summary when the files are there: nobody is at the end before the
@@ -82,35 +89,25 @@ def summary_of_before(run: Run) -> dict[str, Any] | None:
     run.progress.note("this run is complete already")
     if run.config.profile:
         run.progress.note("nothing to profile: the run is finished")
-    run.progress.finish(summary, _files_that_are_there(run))
+    run.progress.finish(summary, _files_that_are_there(run) | _curves(run))
     return summary
 
 
+def _curves(run: Run) -> dict[str, str]:
+    """Say which command draws the curves of a run."""
+    return {"curves": shlex.join(["fedjax-ssl", "report", str(run.path)])}
+
+
 def _files_that_are_there(run: Run) -> dict[str, Path]:
-    """Files of a complete run; says which are gone, and draws pictures that are not there."""
+    """Files of a complete run; says which are gone, and draws the partition if it is not there."""
     if run.folder is None:
         return {}
     if run.pictures:
-        plots.draw(run, missing=True)
+        plots.draw_partition(run)
     gone = [path.name for path in run.files.values() if not path.exists()]
     if gone:
         run.progress.note(f"gone from {run.path}: {', '.join(gone)}")
-    files = run.files | {"curves": run.path / "curves.png"}
-    return {what: path for what, path in files.items() if path.exists()}
-
-
-def _draw(run: Run, evaluations: int, files: dict[str, Path]) -> None:
-    """Draw pictures, or say why there are none."""
-    curves = run.path / "curves.png"
-    if curves.exists() or (run.pictures and evaluations >= plots.FEWEST):
-        plots.draw(run, missing=False)
-    elif run.pictures:
-        run.progress.note(
-            f"no pictures after fewer than {plots.FEWEST} evaluations: the same command again "
-            "draws partition.png and curves.png"
-        )
-    if curves.exists():
-        files["curves"] = curves
+    return {what: path for what, path in run.files.items() if path.exists()}
 
 
 def _chosen(run: Run) -> tuple[int, Any]:
@@ -154,7 +151,7 @@ def _predict(run: Run) -> list[one_shot.Predicted]:
 def _tell_end(run: Run, files: dict[str, Path]) -> None:
     """Print the result."""
     assert run.summary is not None
-    run.progress.finish(run.summary, files)
+    run.progress.finish(run.summary, files | _curves(run))
     if run.of_clients:
         held_out = {*run.names[run.built.federation.num_clients :]}
         named = {

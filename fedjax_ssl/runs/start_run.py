@@ -66,7 +66,7 @@ def start_run(
         shared: datasets and programs of this process.
         callbacks: the user's own.
         quiet: print nothing.
-        pictures: draw the partition and the curves in the end.
+        pictures: draw the partition in the end.
 
     Raises:
         UserError: a callback cannot be called.

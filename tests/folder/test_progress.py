@@ -51,7 +51,7 @@ def test_a_file_gets_plain_lines(monkeypatch):
         progress.note("the checkpoint of round 8 is [damaged]")
         clock.now += 8.0
         progress.update(12, {"round": 12})
-        progress.finish(SUMMARY, {"curves": "runs/[digits]/curves.png"})
+        progress.finish(SUMMARY, {"predictions": "runs/[digits]/predictions.csv"})
     text = stream.getvalue()
     assert all(character.isprintable() or character == "\n" for character in text)
     assert text.splitlines() == [
@@ -70,7 +70,7 @@ def test_a_file_gets_plain_lines(monkeypatch):
         "sent up        12.3 MB",
         "sent down      0 B",
         "peak memory    999 B",
-        "curves         runs/[digits]/curves.png",
+        "predictions    runs/[digits]/predictions.csv",
     ]
 
 
@@ -126,7 +126,7 @@ def test_a_terminal_gets_a_bar(monkeypatch):
         progress.start(START)
         progress.update(4, ROW)
         progress.note("a note above the bar [kept]")
-        progress.finish(SUMMARY, {"curves": "runs/[digits]/curves.png"})
+        progress.finish(SUMMARY, {"predictions": "runs/[digits]/predictions.csv"})
     text = stream.getvalue()
     assert "\x1b[" in text
     for part in (
@@ -135,7 +135,7 @@ def test_a_terminal_gets_a_bar(monkeypatch):
         "accuracy 81.2%",
         "[kept]",
         "90.00%",
-        "runs/[digits]/curves.png",
+        "runs/[digits]/predictions.csv",
     ):
         assert part in text
 
