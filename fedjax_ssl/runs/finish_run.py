@@ -89,7 +89,7 @@ def summary_of_before(run: Run) -> dict[str, Any] | None:
     run.progress.note("this run is complete already")
     if run.config.profile:
         run.progress.note("nothing to profile: the run is finished")
-    run.progress.finish(summary, _files_that_are_there(run) | _curves(run))
+    run.progress.finish(summary, {**_files_that_are_there(run), **_curves(run)})
     return summary
 
 
@@ -151,7 +151,7 @@ def _predict(run: Run) -> list[one_shot.Predicted]:
 def _tell_end(run: Run, files: dict[str, Path]) -> None:
     """Print the result."""
     assert run.summary is not None
-    run.progress.finish(run.summary, files | _curves(run))
+    run.progress.finish(run.summary, {**files, **_curves(run)})
     if run.of_clients:
         held_out = {*run.names[run.built.federation.num_clients :]}
         named = {
