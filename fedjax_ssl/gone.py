@@ -175,6 +175,8 @@ GONE = {
     "data.name=cifar100_federated": Gone(
         "write data.name=cifar100 with a partition; its clients are not read any more"
     ),
+    "data.unlabelled_split": Gone("write data.name=stl10, or a source of your own", (None,)),
+    "data.coarse_key": Gone("write a source of your own, or a table with coarse", (None,)),
     "data.timeout": Gone("a download that is silent for 20 seconds is given up", (None, 20.0)),
     "partition.reuse": Gone("no example is dealt twice", (False,)),
     "partition.own_part": Gone("the part is that of the client's size", (None, "size")),

@@ -12,9 +12,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from PIL import Image
 
-from fedjax_ssl.data.dataset import Dataset, Split
+from fedjax_ssl.data.dataset import Dataset
 from fedjax_ssl.data.reading.cache import data_root, fingerprint, kept
-from fedjax_ssl.data.reading.own import BadData, DatasetUnavailable, Place
+from fedjax_ssl.data.reading.columns import read_columns
+from fedjax_ssl.data.reading.own import BadData, DatasetUnavailable, Findings, Place
 from fedjax_ssl.data.reading.pictures import ImageReading, Side, shown
 from fedjax_ssl.data.reading.register import dataset as register
 from fedjax_ssl.errors import counted, did_you_mean, how_to_install
@@ -30,11 +31,8 @@ class Choice:
     Attributes:
         train_split: the split that is trained on.
         test_split: the split that is tested on; by default "test", if there is one.
-        unlabelled_split: a split whose examples follow the training examples without a label, such
-            as STL-10's.
         input_key: the column that is the input; by default the only one that could be.
         label_key: the column that is the class; by default the only one that could be.
-        coarse_key: a column of labels in another space, such as CIFAR-100's `coarse_label`.
         client_key: a column that says whose example it is.
         size: side of square images, which are cropped in the middle and resized; needed where they
             differ.
@@ -42,10 +40,8 @@ class Choice:
 
     train_split: str = "train"
     test_split: str | None = None
-    unlabelled_split: str | None = None
     input_key: str | None = None
     label_key: str | None = None
-    coarse_key: str | None = None
     client_key: str | None = None
     size: Side = None
 
@@ -214,60 +210,47 @@ def _kept(name: str, opened: _Opened, choice: Choice, folder: Path) -> Dataset:
 
 
 def _read(name: str, opened: _Opened, choice: Choice) -> Dataset:
+    import pandas
+
     test = choice.test_split or ("test" if "test" in opened.splits else None)
-    chosen = [one for one in (choice.train_split, choice.unlabelled_split, test) if one is not None]
-    for one in chosen:
-        _check_there(name, "split", one, list(opened.splits))
-    if len({*chosen}) < len(chosen):
-        raise BadData(name, f"{', '.join(chosen)}: give each role a split of its own")
+    roles = {choice.train_split: "train"}
+    if test is not None:
+        roles[test] = "test"
+    for split in roles:
+        _check_there(name, "split", split, list(opened.splits))
+    if test == choice.train_split:
+        raise BadData(name, f"{test} is the training split and the test split; name another one")
     keys = _columns(name, opened, choice)
-    rows: dict[str, list[Any]] = {role: [] for role in keys}
-    of_split: list[str] = []
+    inputs = []
+    texts = []
+    places = []
     with _named(name):
-        for split in chosen:
-            for row in opened.splits[split]:
-                of_split.append(split)
-                for role, key in keys.items():
-                    value = row[key]
-                    rows[role].append(
-                        _array(name, value, choice.size) if role == "input" else value
-                    )
-    x, is_image = _stacked(name, rows["input"])
-    where = np.array(of_split)
-    without = where == (choice.unlabelled_split or "")
-    y, class_names = _numbers(name, rows["label"], opened.class_names.get(keys["label"]), without)
-    lost = int((y[~without] < 0).sum())
-    columns: dict[str, np.ndarray] = {}
-    names: dict[str, Any] = {}
-    if "coarse" in keys:
-        known = opened.class_names.get(keys["coarse"])
-        columns["coarse"], names["coarse_names"] = _numbers(name, rows["coarse"], known, without)
-    if "client" in keys:
-        columns["client"], names["client_names"] = _numbers(name, rows["client"], None, without[:0])
-
-    def part(places: np.ndarray) -> Split:
-        return Split(x[places], y[places], **{key: some[places] for key, some in columns.items()})
-
-    is_test = where == (test or "")
-    return Dataset(
-        name=name,
-        train=part(~is_test),
-        test=part(is_test) if test else None,
-        class_names=class_names,
-        input_max=255.0 if is_image else 1.0,
-        reading=ImageReading(*x.shape[1:]) if is_image else None,
-        extra={
-            "terms": TERMS,
-            "notes": [f"{counted(lost, 'example has', 'examples have')} no label"] if lost else [],
-        },
-        **names,
-    )
+        for split, role in roles.items():
+            for number, row in enumerate(opened.splits[split]):
+                inputs.append(_array(name, row[keys["input"]], choice.size))
+                cells = {
+                    column: _text(name, row[key], opened.class_names.get(key))
+                    for column, key in keys.items()
+                    if column != "input"
+                }
+                texts.append({"split": role, **cells})
+                places.append(f"{split}, row {number}")
+    x, is_image = _stacked(name, inputs)
+    findings = Findings()
+    classes = opened.class_names.get(keys["label"])
+    table = pandas.DataFrame(texts, index=places, dtype=object)
+    columns = read_columns(table, classes, findings, ())
+    findings.stop(name)
+    lost = int((columns.y < 0).sum())
+    notes = [f"{counted(lost, 'example has', 'examples have')} no label"] if lost else []
+    reading = ImageReading(*x.shape[1:]) if is_image else None
+    return columns.dataset(name, name, x, None, notes, reading, terms=TERMS)
 
 
 def _columns(name: str, opened: _Opened, choice: Choice) -> dict[str, str]:
     """Choose the column of each role: the one that is named, or the only one that could be."""
     chosen = {}
-    for role in ("input", "label", "coarse", "client"):
+    for role in ("input", "label", "client"):
         fitting = opened.fitting.get(role, ())
         if (given := getattr(choice, f"{role}_key")) is not None:
             _check_there(name, "column", given, opened.columns)
@@ -318,36 +301,14 @@ def _stacked(name: str, values: list[np.ndarray]) -> tuple[np.ndarray, bool]:
     return np.stack(values), is_image
 
 
-def _numbers(
-    name: str, values: list[Any], names: Sequence[str] | None, without: np.ndarray
-) -> tuple[np.ndarray, tuple[str, ...]]:
-    """Give numbers to labels or clients.
-
-    Args:
-        name: the dataset, for messages.
-        values: numbers below the number of names, or any numbers or text; None and -1 are no label.
-        names: of the numbers; None: every value has its own.
-        without: rows whose label is not used; no rows: values are clients, and all must be there.
-
-    Returns:
-        int32 [n], -1 where there is no label, and the names.
-    """
-    plain = [value.decode() if isinstance(value, bytes) else value for value in values]
-    for value in plain:
-        if not isinstance(value, int | np.integer | str | None):
-            raise BadData(
-                name,
-                f"{str(value)[:40]!r} is no label or client; they are text or whole numbers",
-            )
-    absent = np.array([value is None or value == -1 for value in plain])
-    if not len(without) and absent.any():
-        lost = counted(int(absent.sum()), "example has", "examples have")
-        raise BadData(name, f"{lost} no client")
-    if len(without):
-        absent |= without
-    if names is None:
-        found = sorted({value for value, no in zip(plain, absent, strict=True) if not no})
-        number = {value: place for place, value in enumerate(found)}
-        names = [str(value) for value in found]
-        plain = [number.get(value, -1) for value in plain]
-    return np.where(absent, -1, np.array(plain, object)).astype(np.int32), tuple(names)
+def _text(name: str, value: Any, names: Sequence[str] | None) -> str:
+    """Write a label or a client as text; "" for None and -1."""
+    if isinstance(value, bytes):
+        value = value.decode()
+    if not isinstance(value, int | np.integer | str | None):
+        raise BadData(
+            name, f"{str(value)[:40]!r} is no label or client; they are text or whole numbers"
+        )
+    if value is None or value == -1:
+        return ""
+    return str(value) if names is None else names[value]

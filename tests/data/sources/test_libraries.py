@@ -77,16 +77,15 @@ def test_a_missing_library_is_named(tmp_path, monkeypatch):
 def test_splits_labels_and_clients_are_read_once(tmp_path, hf, caplog):
     train, rows = split([0, 1, -1, 1], ("w1", "w0"))
     test, test_rows = split([2, 0], ("w2",))
-    _, more = split([1, 1], ("w0",))
-    hf.here["me/toy"] = {"train": rows, "test": test_rows, "rest": more}
-    options = {"client_key": "who", "unlabelled_split": "rest", "subset": "small"}
+    hf.here["me/toy"] = {"train": rows, "test": test_rows}
+    options = {"client_key": "who", "subset": "small"}
     for _ in range(2):
         data = load("hf:me/toy", root=tmp_path, **options)
-        np.testing.assert_array_equal(data.train.x[:4], train)
+        np.testing.assert_array_equal(data.train.x, train)
         np.testing.assert_array_equal(data.test.x, test)
-        assert data.train.y.tolist() == [0, 1, -1, 1, -1, -1] and data.test.y.tolist() == [2, 0]
+        assert data.train.y.tolist() == [0, 1, -1, 1] and data.test.y.tolist() == [2, 0]
         assert data.class_names == ("x", "y", "z") and data.client_names == ("w0", "w1", "w2")
-        assert data.train.client.tolist() == [1, 0, 1, 0, 0, 0]
+        assert data.train.client.tolist() == [1, 0, 1, 0]
         assert data.test.client.tolist() == [2, 2]
         assert data.reading.height == 8
     assert hf.asked[0] == ("me/toy", "small") and isinstance(data.train.x.base, np.memmap)
@@ -132,11 +131,11 @@ def test_numbers_and_labels_as_text(tmp_path, hf):
             {"train_split": "tain"},
             "no split 'tain'. Did you mean 'train'.* There are: train, test, rest",
         ),
-        ({"test_split": "train"}, "give each role a split of its own"),
+        ({"test_split": "train"}, "train is the training split and the test split"),
         ({"input_key": "imag"}, "no column 'imag'. Did you mean 'image'.* are: image, label"),
         ({"input_key": "who"}, "an input is 'a'; inputs are images or numbers"),
         ({"label_key": "image"}, "is no label or client; they are text or whole numbers"),
-        ({"client_key": "who", "test_split": "rest"}, "1 example has no client"),
+        ({"client_key": "who", "test_split": "rest"}, "1 example has no client .rest, row 1."),
     ],
 )
 def test_options_that_do_not_fit(tmp_path, hf, options, message):
