@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from fedjax_ssl.trained import load_run
 
 try:
-    __version__ = version("fedjax_ssl")  # which builds take from CHANGELOG.md
+    __version__ = version("fedjax_ssl")  # builds take it from CHANGELOG.md
 except PackageNotFoundError:  # a checkout on the path, never installed
     __version__ = "0+unknown"
 

@@ -7,9 +7,9 @@ from typing import Any, NamedTuple
 class Gone(NamedTuple):
     """A setting that an earlier version had, or one value of it."""
 
-    now: str  # what to write now, or what holds now
+    now: str  # the replacement, or the behaviour now, in words
     plain: tuple[Any, ...] = ()
-    # ^ values that ask for what holds now: a stored config may have them
+    # ^ values with the meaning of `now`: a stored config may have them
 
 
 _SHARED = "clients share every class of which they have a label"
@@ -31,7 +31,7 @@ _OF_OPTAX = (
     *("muon", "prodigy", "simplified_ademamix"),
 )
 _FIXED = "the threshold is fixed"
-# of methods with a rule of thresholds
+# Settings of methods with a threshold rule.
 _OF_RULES = {
     "threshold_scope": Gone("what a threshold rule has learned is sent and averaged", ("global",)),
     "threshold_floor": Gone("thresholds have no floor", (0.0,)),

@@ -56,7 +56,7 @@ def found() -> tuple[Gpu, ...]:
         return ()
     rows = list(csv.reader(said.stdout.splitlines(), skipinitialspace=True))
     if not all(total.isdigit() and free.isdigit() for _, _, total, free in rows):
-        return ()  # of memory that a GPU shares with the processor
+        return ()  # a GPU that shares memory with the processor reports no number
     return tuple(
         Gpu(id, name, 2**20 * int(total), 2**20 * int(free)) for id, name, total, free in rows
     )

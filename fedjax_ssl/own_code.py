@@ -191,8 +191,8 @@ def number_from(what: str, function: Any, *arguments: Any) -> float:
 
 
 def sources(names: Iterable[str]) -> dict[str, tuple[Path, str]]:
-    """Return file and text, by module, of the modules of a user's own that things are made of:
-    those that are imported and lie where these are defined, or below.
+    """Return the user's own modules behind these objects, as {module -> (file, text)}: imported
+    modules that lie in the folders where the objects are defined, or below.
 
     Args:
         names: "module:attribute", imported. Nothing of installed packages is found.

@@ -84,7 +84,7 @@ def start(threads: int | None = None, devices: int | None = None) -> None:
         threads: threads of all devices together; None: as many as `allowed`.
         devices: how many in place of one for each core or thread, at most `MOST_DEVICES`.
     """
-    jax = sys.modules.get("jax")  # which a name of this package may not have needed yet
+    jax = sys.modules.get("jax")  # may not be imported yet
     told = (
         "JAX_NUM_CPU_DEVICES" in os.environ if jax is None else jax.config.jax_num_cpu_devices >= 0
     )

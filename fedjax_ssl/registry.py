@@ -39,7 +39,7 @@ CHANGES = {
     # only arrays, or what is chosen between compiled blocks
     "result": Consequence(program=False, goes_on="never", alike=False),
     "length": Consequence(program=True, goes_on="longer", alike=False),
-    "place": Consequence(program=True, goes_on="moved", alike=False),  # of the data
+    "place": Consequence(program=True, goes_on="moved", alike=False),  # place of the data
     "prediction": Consequence(program=False, goes_on="always", alike=False),
     "program": Consequence(program=True, goes_on="always", alike=True),
     "watching": Consequence(program=False, goes_on="always", alike=True),
@@ -47,7 +47,7 @@ CHANGES = {
 
 
 class Changes(NamedTuple):
-    """In the annotation of a parameter: what it changes, if that is not what its section says."""
+    """In the annotation of a parameter: its consequence, if its section has another one."""
 
     word: str
 
@@ -219,7 +219,7 @@ class Registry(Generic[Built]):
         return found
 
     def _parameters(self, builder: Callable[..., Any]) -> list[inspect.Parameter]:
-        # Of a class its own, because a metaclass may say anything of how it is called.
+        # The method of the class itself, because a metaclass may change how a class is called.
         bound = builder.__init__ if inspect.isclass(builder) else builder
         return list(inspect.signature(bound, eval_str=True).parameters.values())[
             self._leading + (bound is not builder) :

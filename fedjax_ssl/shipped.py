@@ -14,8 +14,8 @@ def docs() -> Path:
 
 
 def shipped_configs() -> dict[str, Path]:
-    """Names and files: of an installed package those inside it, of a checkout those in
-    `configs/` beside it.
+    """Return the names and files of the shipped configs: inside an installed package, or in
+    `configs/` of a checkout.
     """
     inside = _PACKAGE / "configs"
     folder = inside if inside.is_dir() else _PACKAGE.parent / "configs"

@@ -113,7 +113,7 @@ class Train:
         if rounds % every:
             state, last = run_block(method, state, key, federation, rounds % every, names)
             for name, value in last.items():
-                # of fewer rounds, so that it has fewer parts
+                # the last block has fewer rounds, so fewer parts
                 if isinstance(value, federated.Count):
                     last[name] = value.padded(metrics[name].times.shape[-1])
             metrics = jax.tree.map(

@@ -26,7 +26,7 @@ class Command(NamedTuple):
 
     function: str
     # ^ "module:function", which takes the arguments behind the subcommand and returns an exit code
-    line: str  # what it is for
+    line: str  # purpose, one line of the help
     example: str
 
 
@@ -269,7 +269,7 @@ def _ending_at_ctrl_c() -> Iterator[None]:
     An exception inside the import of an extension module comes out as whatever that makes of it.
     """
     if threading.current_thread() is not threading.main_thread():
-        yield  # which gets no signals
+        yield  # other threads get no signals
         return
 
     def stop(*_: Any) -> None:

@@ -1,4 +1,4 @@
-"""`fedjax-ssl list`: what a config can name, a line each."""
+"""`fedjax-ssl list`: the names that a config can use, one per line."""
 
 import ast
 import shutil

@@ -1,4 +1,4 @@
-"""What `data check` proposes: the method for the labels that are there, and a command that runs."""
+"""Proposals of `data check`: a method for the labels in the data, and a command that runs."""
 
 import logging
 import shlex
@@ -225,7 +225,7 @@ def propose(
     )
     if proposals:
         why_not = ""
-    # What is given up last: the method.
+    # The method is given up last.
     for proposal in proposals:
         for more in _further_settings(dataset, standardize):
             command = _command(proposal, config, {**settings, **more})

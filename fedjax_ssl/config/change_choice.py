@@ -1,4 +1,4 @@
-"""Another choice in a section of a config, such as another method: what is carried to it."""
+"""Change the choice in a section of a config, such as the method, and carry settings over."""
 
 from collections.abc import Collection
 
@@ -18,8 +18,8 @@ def choose(
     before: str | None = None,
     given: Collection[str] = (),
 ) -> None:
-    """Give a section another name. What the config sets there is carried to the new choice, and a
-    note says what; the old choice's own defaults are not.
+    """Give a section another name. Values that the config sets are carried to the new choice, with
+    a note; defaults of the old choice are not.
 
     Args:
         config: unlocked; it is changed.

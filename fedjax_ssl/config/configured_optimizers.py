@@ -33,7 +33,7 @@ def federated_optimizer(config: Any, facts: Facts | None = None) -> Any:
     local = config["optimizer"]
     settings = {name: local.get(name) for name in LocalSettings._fields}
     for name in ("momentum", "nesterov"):
-        # those of others are no momentum of plain SGD
+        # other optimizers have a momentum with another meaning
         if local["name"] != "sgd" or settings[name] is None:
             settings[name] = OPTIMIZERS.options("sgd")[name].default
     with naming("federated"):

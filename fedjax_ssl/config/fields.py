@@ -1,4 +1,4 @@
-"""What every field of a config is, those of `sections.py` and those of what it names.
+"""The declared fields of a config: those of `sections.py`, and those of the names it uses.
 
 A section that names something (dataset, partition, supervision, model, augmentation, cohort,
 federated optimizer) also has the options of all its choices, which their builders declare: None
@@ -37,7 +37,7 @@ class Section(NamedTuple):
     """A section whose name is a choice, with the options of that choice."""
 
     registry: Registry[Any]
-    changes: str = "code"  # what options change that do not say it themselves
+    changes: str = "code"  # see `registry.CHANGES`; for options that do not declare their own
     filled_in: bool = False  # whether it has its choice's defaults once resolved
     traced: bool = False  # whether options of its choices may be arguments of programs
     refuses: bool = False  # whether options of another choice are an error, and not left out
@@ -59,7 +59,7 @@ NAMED = {
     "sum": Section(SUMS, filled_in=True),
 }
 REGISTRIES: dict[str, Registry[Any]] = {name: one.registry for name, one in NAMED.items()}
-# those whose options are fields of every config
+# registries whose options are fields of every config
 CHOICES = {name: one for name, one in REGISTRIES.items() if name != "method"}
 FIELDS = {
     f"{section}.{name}".lstrip("."): field
@@ -69,7 +69,7 @@ FIELDS = {
 
 
 def register(kind: str, name: str | None = None, builder: Callable[..., Any] | None = None) -> Any:
-    """Make a method, a network, a dataset ... of your own known to configs by a name.
+    """Register a method, network, dataset ... of your own under a name for configs.
 
     A config can also name it as "module:function", without this.
 

@@ -34,7 +34,7 @@ from fedjax_ssl.shipped import shipped_configs
 
 Settings = Mapping[str, Any] | Iterable[tuple[str, Any]]
 
-_PARTS = "method.parts"  # of a composition, which has settings of each
+_PARTS = "method.parts"  # parts of a composition, each with its own settings
 _TRUTH = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
 # Parameters of a `get_config` beside its argument, and the settings that they are given.
 _TOLD = {"method": ("method.name", Option(str, "")), "rounds": ("rounds", Option(int, 0))}

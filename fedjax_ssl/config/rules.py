@@ -1,5 +1,5 @@
-"""Rules between the fields of a config: which do nothing beside the others, and which exclude each
-other.
+"""Rules between the fields of a config: settings that have no effect next to others, and settings
+that exclude each other.
 """
 
 from collections.abc import Callable
@@ -19,7 +19,7 @@ from fedjax_ssl.own_code import import_named
 from fedjax_ssl.registry import contributed
 
 PREDICTORS = ("network", "xclp", "per_client_lp", *contributed("predictor"))
-# those for which clients send codes or sums of their examples
+# predictors for which clients send codes or sums of their examples
 _SENDING = ("xclp", *contributed("predictor"))
 # Columns of validation data, and the name in `config.metrics` that brings them, if any.
 _COLUMNS = {
@@ -49,7 +49,7 @@ class Rule(NamedTuple):
 
     fields: tuple[str, ...]
     holds: Callable[[ml_collections.ConfigDict], object]
-    needs: str  # what has to hold, in words
+    needs: str  # condition that must hold, in words
 
 
 def validates(config: ml_collections.ConfigDict) -> bool:
@@ -185,7 +185,7 @@ def note_without_effect(config: ml_collections.ConfigDict) -> None:
         for field in rule.fields:
             value = get(config, field, None)
             usual = FIELDS[field].default if field in FIELDS else None
-            if field == "optimizer.schedule_rounds":  # of a config that is resolved
+            if field == "optimizer.schedule_rounds":  # the config is resolved
                 usual = max(config.rounds, 1)
             if value not in (None, False, usual):
                 note(f"config.{field}={value} has no effect without {rule.needs}")
@@ -357,7 +357,7 @@ def check_privacy(config: ml_collections.ConfigDict) -> None:
     inverse = loss.class_weights is not None and tuple(loss.class_weights) == INVERSE
     sent = [name for name in predictors(config) if name in _SENDING]
     supervision = config.supervision
-    # Of a "given" supervision only the data say whether there are sets.
+    # Only the data say whether a "given" supervision has sets.
     in_sets = supervision.name == "sets" or supervision.get("set_clients") not in (0, None)
     wrong = (
         (
@@ -451,7 +451,7 @@ def check_prediction(config: ml_collections.ConfigDict) -> None:
 
 
 def saved_round(config: ml_collections.ConfigDict) -> int | None:
-    """Return the round whose clients' models `config.save_clients` keeps; None: of no round.
+    """Return the round whose clients' models `config.save_clients` keeps; None: it keeps none.
 
     Raises:
         ConfigError: the run does not have this round.

@@ -34,7 +34,7 @@ from fedjax_ssl.federated.uploads import UploadTransform
 from fedjax_ssl.keys import named_key
 from fedjax_ssl.methods.parts.setting_types import Share
 
-_LATE = "late"  # of `Upload.averages`
+_LATE = "late"  # name in `Upload.averages`
 
 
 class Parcel(NamedTuple):
@@ -43,7 +43,7 @@ class Parcel(NamedTuple):
     update: Grouped  # changes times the weights
     statistics: Float[Array, "... s"]  # times the weights
     weights: dict[str, Float[Array, "..."]]  # by group
-    weight: Float[Array, "..."]  # of the statistics
+    weight: Float[Array, "..."]  # sum of the weights of `statistics`
     number: Float[Array, "..."]  # uploads
 
 
@@ -51,7 +51,7 @@ class UnderWay(NamedTuple):
     """Uploads of earlier rounds that the server has not used yet."""
 
     sent: Parcel  # [D, D]: i + 1 rounds ago, to arrive j + 1 rounds after that
-    steps: Float[Array, " D"]  # of the server since then
+    steps: Float[Array, " D"]  # steps of the server since that round
     waiting: Parcel  # arrived since its last step
 
 

@@ -1,5 +1,5 @@
-"""Check a user's own data before anything is trained: what the reader says of them, and tables of
-checks over a data frame of all examples, and over one of their features.
+"""Check a user's own data before training: notes of the reader, and tables of checks over a data
+frame of all examples and over a single feature.
 """
 
 import re
@@ -103,7 +103,7 @@ def remarks(dataset: Dataset) -> list[str]:
     names = dataset.extra.get("features") or [f"number {number}" for number in numbers]
     inputs = pandas.DataFrame(dataset.train.x, columns=names)
     found += [sentence for find in FEATURE_CHECKS.values() for sentence in find(inputs)]
-    if isinstance(dataset.reading, TableReading):  # which says of identifiers itself
+    if isinstance(dataset.reading, TableReading):  # it reports identifiers itself
         return [*found, *_codes(inputs)]
     return [*found, *identifiers(names, dataset.train.x)]
 

@@ -1,4 +1,4 @@
-"""Named correspondences: which label of another, mostly coarser space goes with which class.
+"""Named correspondences between the classes and the labels of another, mostly coarser space.
 
 A correspondence is a matrix M [J, K] with M[j, k] = P(coarse label j | class k); its columns sum to
 1. Source of the setting: FedMT, federated learning with mixed-type labels, in which M is known or

@@ -209,7 +209,7 @@ class Split:
 
 @dataclass(frozen=True)
 class Dataset:
-    """A named dataset: what `load` returns and `federate` cuts into clients.
+    """A named dataset: `load` returns it, and `federate` cuts it into clients.
 
     Raises:
         ValueError: parts that do not fit together; names the field.

@@ -64,7 +64,7 @@ def sites_apart(dataset: "Dataset") -> Apart | None:
         looked_at = train.x[rows[:: -(-len(rows) // MOST)]]
         if dataset.views is not None:
             looked_at = looked_at[:, 0]
-        # Of an image its brightness alone.
+        # Images are compared by brightness alone.
         brightness = looked_at.mean(axis=(1, 2, 3), dtype=np.float64)[:, None] if images else None
         of_site[number] = looked_at if brightness is None else brightness
     if len(of_site) < 2:

@@ -1,6 +1,4 @@
-"""Standardization: which mean and deviation the inputs of a dataset get, and the map that
-applies them.
-"""
+"""Standardization: mean and deviation of a dataset's inputs, and the map that applies them."""
 
 import dataclasses
 from collections.abc import Callable, Sequence

@@ -8,7 +8,7 @@ from fedjax_ssl.data.dataset import StoredViews
 from fedjax_ssl.data.images.weak import Augmentation
 from fedjax_ssl.keys import PRNGKey
 
-# What a user does about views that are missing.
+# Advice for a dataset without stored views.
 ENCODE = "encode them with `fedjax-ssl features CONFIG --views 4`"
 
 

@@ -49,7 +49,7 @@ def main(arguments: list[str]) -> int:
     command_line.use_compilation_cache()
     with command_line.notes_instead_of_warnings(), naming():
         config = load_experiment(configs.load(given.config, asked.settings))
-        # What a config sets is for its own network.
+        # Values from the config file are for the config's own network, so only typed ones count.
         typed = {field.removeprefix("config.") for field, _ in asked.settings}
         data = config.config.data
         own = {one: data[one] for one in Moments._fields if f"data.{one}" in typed}

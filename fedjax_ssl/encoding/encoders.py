@@ -31,7 +31,7 @@ class Encoder(NamedTuple):
     known_by: Mapping[str, Any]  # differs where its features may; fits into JSON
     encode: Callable[..., Any]
     # ^ inputs as stored -> [n, d]; with the client of each, where `clients` counts
-    takes: str = ""  # what is made of inputs before, for a person; "": that is its own affair
+    takes: str = ""  # preparation of inputs, in words; "": the encoder does it itself
     clients: Mapping[str, Sequence[str]] | None = None
     # ^ split -> who has each of its examples; None: all inputs are alike
 
@@ -109,7 +109,7 @@ def _timm(
         net = timm.create_model(name.removeprefix(TIMM), pretrained=weights is None)
         if weights is not None:
             timm.models.load_checkpoint(net, str(weights))
-    except Exception as error:  # of its own kinds: unknown names, no network, other weights
+    except Exception as error:  # timm raises many kinds: unknown names, no network, other weights
         raise UserError(f"--encoder {name}: {error}") from error
     net.reset_classifier(0)
     facts = timm.data.resolve_model_data_config(net)

@@ -29,12 +29,12 @@ class Wanted(NamedTuple):
 
     dataset: Dataset
     encoder: Encoder
-    name: str  # of the encoder, for messages
+    name: str  # name of the encoder, for messages
     weak: Augmentation | None
     strong: Augmentation | None
-    views: int  # of each of both kinds
-    augmentation: dict[str, Any]  # what it is known by
-    seed: int  # of the views
+    views: int  # stored views of each kind, weak and strong
+    augmentation: dict[str, Any]  # facts that identify the augmentation
+    seed: int  # random seed of the views
     block: int  # examples that are encoded at once
 
 

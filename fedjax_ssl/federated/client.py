@@ -100,7 +100,7 @@ class LocalRound(NamedTuple):
         return rate if factor is None else rate * factor(client)
 
     def anchor_of(self, client: Client) -> Grouped:
-        """Return the parameters that a client starts from: those it is sent, and its own private
+        """Return the parameters that a client starts from: the global ones, and its own private
         ones.
         """
         shared = {group: self.common[group] for group in self.groups.shared}
@@ -391,7 +391,7 @@ def finish_client(
     remembered = {term.name: term.client.remember(result) for term in terms if term.client.remember}
     seen = _seen_by_optimizer(local, client, plan, begin, end)
     upload, kept_by_optimizer = _upload_of(local, end, result, seen, trained)
-    # What is lost, or says or leaves something that is not finite, is lost as a whole.
+    # An upload that is lost or has a value that is not finite is lost as a whole.
     arrived = upload.arrived
     sound = is_finite((upload.weight, remembered, upload.optimizer, upload.reported)) & arrived
     if local.uploads.at_client is not None:

@@ -82,8 +82,8 @@ class Kept(NamedTuple):
     params: dict[str, PyTree]
     # ^ params of the private parameter groups, in few arrays (`fedjax_ssl.federated.packing`)
     optimizer: dict[str, PyTree]  # state of the local optimizer by group, if the run keeps it
-    terms: dict[str, PyTree]  # what terms remember, by term name
-    federated: PyTree  # what the federated optimizer keeps at clients: SCAFFOLD's control variates
+    terms: dict[str, PyTree]  # state of terms, by term name
+    federated: PyTree  # the federated optimizer's state at clients: SCAFFOLD's control variates
     model_state: PyTree = ()  # batch statistics, in one vector, where clients keep their own
 
 
@@ -95,7 +95,7 @@ class ServerState(NamedTuple):
     model_state: PyTree  # batch statistics, averaged like the parameters; {} without
     optimizer: PyTree  # state of the federated optimizer at the server
     terms: dict[str, PyTree]  # state of every term, by term name
-    clients: Kept  # what every client keeps, leading axis C
+    clients: Kept  # state that clients keep between rounds, leading axis C
     server: PyTree  # state of the local optimizer at the server, where it lives on, leading axis 1
     local_optimizer: dict[str, PyTree] = {}  # noqa: RUF012
     # ^ its mean over the clients by group, if they start from it
@@ -110,8 +110,8 @@ class Client(NamedTuple):
     observed: Int[Array, " n"]  # observed class label of every example, -1 = nothing or padding
     num_labelled: Int[Array, ""]  # examples with a class label
     num_examples: Int[Array, ""]  # examples that it trains on
-    sent: dict[str, PyTree]  # what each term sent to this client for this round
-    sent_by_optimizer: PyTree  # what the federated optimizer sent for this round
+    sent: dict[str, PyTree]  # messages of the terms to this client in this round, by term name
+    sent_by_optimizer: PyTree  # message of the federated optimizer to this client in this round
     kept: Kept | None = None  # since its last round
     weak: WeakLabels | None = None
     # ^ its coarse labels or sets, without the axis C; None where no client has any
@@ -129,7 +129,7 @@ class Validation(NamedTuple):
     rates).
     """
 
-    rows: Int[Array, " v"]  # of `FederatedData.inputs`
+    rows: Int[Array, " v"]  # rows in `FederatedData.inputs`
     labels: Int[Array, " v"]  # their classes
     num_examples: Int[Array, ""]  # how many are real; they come first
 
@@ -177,7 +177,7 @@ class Now(NamedTuple):
 
     number: Int[Array, ""]  # rounds since the stage began
     shared: dict[str, PyTree] = {}  # noqa: RUF012
-    # ^ what each term sent to all clients alike; never changed
+    # ^ messages of the terms to all clients alike, by term name; never changed
     run_key: Key[Array, ""] | None = None
     # ^ for what stays the same over the rounds; None: only steps are counted
     round: Int[Array, ""] | None = None  # rounds since the run began; None as above, or before it
@@ -218,7 +218,7 @@ class View(NamedTuple):
         ('plain', 'labelled')
     """
 
-    name: str  # what outputs and inputs of a step are found by
+    name: str  # key of its entries in `Step.outputs` and `Step.inputs`
     stream: str  # the stream that has the rows; its mask says which are real
     build: Callable[[Key[Array, ""], Streams], Array]
     # ^ -> float inputs [b, ...], of one stream or of several
@@ -242,18 +242,18 @@ class Step(NamedTuple):
 
     # Before the pass, see `LocalStep`.
     streams: Streams  # the batch, by stream
-    client: Client  # whose step it is
-    start_network: Snapshot  # that the client started from, frozen
-    key: Key[Array, ""]  # of this step and term
-    now: Now  # which round it is
+    client: Client  # client that takes the step
+    start_network: Snapshot  # network that the client started from, frozen
+    key: Key[Array, ""]  # random key of this step and term
+    now: Now  # number of the round, and messages to all clients
     number: Int[Array, ""]  # local steps before this one
     # After it.
     outputs: dict[str, Outputs] = {}  # noqa: RUF012
     # ^ by view
     inputs: dict[str, Array] = {}  # noqa: RUF012
     # ^ by view, as the network saw them
-    sent: PyTree = ()  # what this term sent to this client
-    shared: PyTree = ()  # what this term sent to all clients
+    sent: PyTree = ()  # message of this term to this client
+    shared: PyTree = ()  # message of this term to all clients
     local: PyTree = ()  # this term's local state
     params: PyTree = ()  # network parameters of this step, differentiable
     groups: Params = {}  # noqa: RUF012
@@ -275,8 +275,8 @@ class ClientResult(NamedTuple):
     num_steps: Int[Array, ""]  # local steps that it took
     inputs: Array  # [N, ...] raw inputs of all examples
     validation: Validation  # validation examples of the run
-    key: Key[Array, ""]  # of the client and the round
-    now: Now  # which round it is
+    key: Key[Array, ""]  # random key of this client in this round
+    now: Now  # number of the round, and messages to all clients
     test: Validation | None = None  # the test examples, where something of the log asks for them
 
 
@@ -285,11 +285,11 @@ class RoundResult(NamedTuple):
 
     context: RoundContext  # with everything that was sent to the clients
     sent: Broadcast  # by this term
-    uploads: PyTree  # what this term collected, leading axis p
+    uploads: PyTree  # uploads of this term, leading axis p
     counts: Bool[Array, " p"]  # True for clients that trained and were kept
-    averages: PyTree  # what `client.average` sent, times the clients' weights, summed
+    averages: PyTree  # uploads of `client.average`, times the clients' weights, summed
     weight: Float[Array, ""]  # sum of these weights
-    before: ServerState  # that the round began with; states of terms are those after `prepare`
+    before: ServerState  # state at the begin of the round; states of terms as `prepare` left them
     after: ServerState  # averaged; likewise
 
     def mean_or(self, before: PyTree) -> PyTree:
@@ -340,12 +340,12 @@ class Losses(NamedTuple):
 class StepTaken(NamedTuple):
     """State after a local step of one parameter group."""
 
-    weights: Packed  # of the group
+    weights: Packed  # weights of the group
     optimizer: PyTree  # the group's state of the local optimizer
     model_state: Array  # batch statistics, in one vector
     local: dict[str, PyTree]  # local states, by term
-    loss: Float[Array, ""]  # of all terms that move the group
-    outputs: dict[str, Outputs]  # of the forward pass, by view
+    loss: Float[Array, ""]  # sum over all terms that move the group
+    outputs: dict[str, Outputs]  # outputs of the forward pass, by view
 
 
 class LocalStep(NamedTuple):
@@ -362,10 +362,10 @@ class LocalStep(NamedTuple):
     """
 
     inputs: Step  # client, batch, key and number of the step; nothing of a forward pass
-    terms: "tuple[Term, ...]"  # that move the group
-    weights: Packed  # of the group, before the step
+    terms: "tuple[Term, ...]"  # terms that move the group
+    weights: Packed  # weights of the group, before the step
     optimizer: PyTree  # the group's state of the local optimizer, before the step
-    packing: Packing  # of the weights
+    packing: Packing  # layout of `weights`
     unravel: Callable[[Array], PyTree]  # batch statistics in one vector -> their tree
     gradient: Callable[["LocalStep"], tuple[Array, Packed, Losses]]
     # ^ -> (loss, gradient of the weights, losses); by default of the sum of all losses
@@ -487,10 +487,10 @@ class Term(NamedTuple):
     loss: Callable[[Step], Any]  # -> scalar, which is differentiated, or (scalar, local state)
     weight: float | Array = 1.0  # factor of the loss
     group: str = "model"  # the parameter group whose gradient this loss moves
-    server: AtServer = AtServer()  # what it does at the server, around local training
-    client: AtClient = AtClient()  # what it does at a client, beside the loss
-    log: ForLog = ForLog()  # what it adds to metrics and to the count of bytes
-    sends: str = ""  # what clients send for it, in words; "": nothing, or nobody said
+    server: AtServer = AtServer()  # its part at the server, around local training
+    client: AtClient = AtClient()  # its part at a client, beside the loss
+    log: ForLog = ForLog()  # its metrics, and its count of bytes
+    sends: str = ""  # its uploads, in words, for messages; "": none, or not described
 
 
 class Training(NamedTuple):
@@ -534,7 +534,8 @@ class Stage(NamedTuple):
     # ^ members of the average that the server is, beside the clients: each draws batches of its own
     # and weighs 1
     statistics_of: str = "members"
-    # ^ whose batch statistics the next model has: all "members" of the average, or "replicas" alone
+    # ^ members whose batch statistics the next model gets: all "members" of the average, or the
+    # "replicas" alone
     keep_server_optimizer: bool = False
     # ^ the state of the server's local optimizer lives on from round to round
     labelled_quota: str = "proportional"  # see `fedjax_ssl.federated.sample_cohort`

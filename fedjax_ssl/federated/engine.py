@@ -291,8 +291,8 @@ def _switch(
             )
             info |= {name: info[name].padded(length) for name, length in parts.items()}
             info = jax.tree.map(lambda one: jnp.zeros(one.shape, one.dtype), nobody) | info
-            # What is missing in a stage is NaN there, so that it cannot be a whole number in
-            # another one.
+            # A metric that a stage lacks is NaN there, so it cannot be a whole number in another
+            # stage.
             return state, {
                 name: info[name]
                 if name in common

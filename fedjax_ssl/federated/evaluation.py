@@ -29,10 +29,11 @@ from fedjax_ssl.federated.recipe import Method
 
 EVALUATION = "evaluation"  # the scope in which it is traced: profiles and compiled programs name it
 BY_CLIENT = "test_accuracy_by_client"  # a metric that is no scalar
-GLOBAL_BY_CLIENT = "test_global_accuracy_by_client"  # of the clients that train; no scalar
-# What `evaluate` can add to its scores; "local" is logged by the rounds, see `local_models.py`.
+# accuracy of the global model by training client; not a scalar
+GLOBAL_BY_CLIENT = "test_global_accuracy_by_client"
+# Further scores of `evaluate`; "local" is logged by the rounds, see `local_models.py`.
 SCORES = ("clients", "f1", "ece", "auroc", "local")
-ECE_BINS = 15  # of equal width, open on the left
+ECE_BINS = 15  # bins of equal width, open on the left
 
 
 @jax.named_scope(EVALUATION)
@@ -225,7 +226,7 @@ def own_accuracies(
     num_clients = data.num_clients
     num_test = data.test_index.shape[0]
     labels = data.labels[data.test_index]
-    # Whose each test example is; those of nobody, of new clients and without a label come last.
+    # Owner of each test example; examples of nobody, of new clients and without a label come last.
     real = (jnp.arange(num_test, dtype=jnp.int32) < data.num_test) & (labels >= 0)
     owner = jnp.where(real & (data.test_client >= 0), data.test_client, num_clients)
     owner = jnp.minimum(owner, num_clients)
@@ -240,7 +241,7 @@ def own_accuracies(
     first_batch = last_batch - -(-counts // size)
 
     def score_batch(number: Int[Array, ""]) -> tuple[Array, Array]:
-        # Whose batch it is, and which of the client's examples are in it.
+        # The client of the batch, and the places of its examples in it.
         client = jnp.minimum(
             jnp.searchsorted(last_batch, number, side="right"), num_clients - 1
         ).astype(jnp.int32)
@@ -371,7 +372,7 @@ def auroc(
         scores = log_probs[:, number]
         own = real & (labels == number)
         rest = real & (labels != number)
-        # What is no negative example stands behind all of them and below none.
+        # Rows that are no negative example are +inf: sorted last, and below no score.
         negatives = jnp.sort(jnp.where(rest, scores, jnp.inf))
         below, up_to = (
             jnp.searchsorted(negatives, scores, side=side) for side in ("left", "right")

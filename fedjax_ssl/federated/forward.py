@@ -1,4 +1,4 @@
-"""Forward passes: of a local step's views, and over many examples in evaluation mode and bounded
+"""Forward passes over a local step's views, and over many examples in evaluation mode and bounded
 memory.
 """
 

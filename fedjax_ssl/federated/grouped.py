@@ -26,7 +26,7 @@ from fedjax_ssl.federated.optimizers import (
 from fedjax_ssl.federated.setup import Facts
 
 PyTree = Any
-CODE_SIZES = {47: (10, 10, 10, 10, 7)}  # of the authors' EMNIST runs
+CODE_SIZES = {47: (10, 10, 10, 10, 7)}  # group sizes in the authors' EMNIST runs
 
 
 class Averaging(NamedTuple):

@@ -1,4 +1,6 @@
-"""What leaves the clients of a recipe, for what has to cover it: privacy and sums."""
+"""Messages that leave the clients of a recipe; privacy mechanisms and secure sums must cover
+them.
+"""
 
 from collections.abc import Sequence
 
@@ -9,7 +11,7 @@ from fedjax_ssl.federated.recipe import Recipe
 
 
 def what_leaves(recipe: Recipe) -> dict[str, Sequence[str]]:
-    """Return the names of all that clients send: of parts of an `Upload`, and "beside" it."""
+    """Return the names of everything that clients send: parts of an `Upload`, and "beside" it."""
     setup = recipe.setup
     network, model_state = jax.eval_shape(setup.model.init, jax.random.key(0))
     reported = setup.federated_optimizer.sends(jax.eval_shape(recipe.groups.split, network)).up

@@ -1,4 +1,4 @@
-"""What goes down to a client, what comes up from it, what it keeps, and what the log sees of it.
+"""Messages of a round: download, upload, sums of uploads, and the clients' numbers for the log.
 
 `Upload` is all that a client sends after its local training: `ClientResult` -> `Upload` -> `Total`
 -> `ServerState`. The server sees client by client what is in `terms` and whose upload counts, and
@@ -17,9 +17,10 @@ PyTree = Any
 class Download(NamedTuple):
     """Message to every client of the cohort, and its round."""
 
-    key: Key[Array, ""]  # of the round
-    now: Now  # which round it is
-    learning_rate: Float[Array, ""]  # of local steps, before the rate of a kind of clients
+    key: Key[Array, ""]  # random key of the round
+    now: Now  # number of the round, and messages to all clients
+    learning_rate: Float[Array, ""]
+    # ^ learning rate of local steps, before the factor of a `Training`
     params: Params  # global parameters, by group
     model_state: PyTree  # global batch statistics
     optimizer: PyTree  # state of the federated optimizer, from which clients may start differently
@@ -40,9 +41,9 @@ class Upload(NamedTuple):
     update: Grouped  # how far its parameters moved from those that were sent, by shared group
     statistics: Float[Array, " s"]  # how far its batch statistics moved, in one vector
     optimizer: dict[str, PyTree]  # state of its local optimizer by group, where clients share one
-    terms: dict[str, PyTree]  # what each term sends, for the server to see by itself
+    terms: dict[str, PyTree]  # uploads of the terms that the server sees client by client
     averages: dict[str, PyTree]
-    # ^ what each term sends, for the server to see the mean of; an upload transform may add a name
+    # ^ uploads of the terms of which the server sees the mean; an upload transform may add a name
     weight: Float[Array, ""]  # its weight in the average
     arrived: Bool[Array, ""]  # False: lost on its way, all of it, and the client keeps nothing new
     reported: PyTree = ()  # from the federated optimizer, for the server to see the sum of
@@ -73,11 +74,11 @@ class Total(NamedTuple):
 class Arrivals(NamedTuple):
     """Uploads that are not added up, client by client, leading axis p."""
 
-    terms: dict[str, PyTree]  # of the uploads
+    terms: dict[str, PyTree]  # `Upload.terms`
     counts: Bool[Array, " p"]  # True for clients that trained and whose upload arrived
     arrived: Bool[Array, " p"]  # False where an upload was lost on its way
     lost: Bool[Array, " p"]  # True for clients that dropped out of the round
-    kept: Kept  # what clients keep from now on
+    kept: Kept  # new state of the clients
     measured: dict[str, PyTree]  # by term, for its metrics: what the simulation alone sees
     parts: Total | tuple[()] = ()
-    # ^ of each client by itself, where uploads are combined in another way than by their sum
+    # ^ uploads client by client, if the server does not combine them by their sum

@@ -29,7 +29,7 @@ PyTree = Any
 class LocalSettings(NamedTuple):
     """The clients' optimizer, as far as a federated one has to know it; numbers may be traced."""
 
-    name: str = "sgd"  # of `config.optimizer`
+    name: str = "sgd"  # name in `config.optimizer`
     learning_rate: float | Array = 0.1  # at the start
     momentum: float | Array = 0.0  # in [0, 1)
     nesterov: bool = False  # Nesterov momentum
@@ -39,7 +39,7 @@ class LocalSettings(NamedTuple):
 PLAIN_SGD = LocalSettings()
 
 
-# what is added up of a client: weights by group, change times them, what it reported
+# A client's part of the sums: weights by group, change times these, and its report.
 Added = tuple[dict[str, Array], Grouped, PyTree]
 
 
@@ -52,9 +52,9 @@ class Local(NamedTuple):
     weights: dict[str, Float[Array, ""]]
     # ^ by group; 0 if the client trained nothing of it
     num_steps: Int[Array, ""]  # local steps that it took
-    learning_rate: Float[Array, ""]  # of its local steps
+    learning_rate: Float[Array, ""]  # learning rate of its local steps
     sent_by_optimizer: PyTree  # as in `Client`
-    kept: PyTree  # what it kept from its last round
+    kept: PyTree  # its state since its last round
 
 
 class Numbers(NamedTuple):

@@ -32,9 +32,9 @@ class Participation(NamedTuple):
         (10,)
     """
 
-    probability: float | Array | None = None  # that a client is there; None: always
+    probability: float | Array | None = None  # probability that a client is available; None: always
     lost: float | Array | None = None  # probability that it drops out; None: never
-    lost_when: str = "training"  # of `LOST_WHEN`
+    lost_when: str = "training"  # moment of the loss, one of `LOST_WHEN`
 
     def happens(
         self,

@@ -181,7 +181,7 @@ def _train_on_one_device(
     def results(found: tuple[Total, Arrivals]) -> tuple[PyTree, PyTree]:
         return found if adding else ((), found)
 
-    # of all at once: small operations that each client would wait for
+    # Plans of all clients at once: they are small operations that each client would wait for.
     plans = jax.vmap(partial(plan_client, local))(clients)
     if choice.placement == "lanes":
         plans, ends = run_lanes(local, clients, plans, valid, choice.clients_at_once)

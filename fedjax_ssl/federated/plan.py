@@ -42,5 +42,5 @@ def step_bound(plan: Plan) -> int:
 
 
 def batch_of(plan: Plan, *place: Int[Array, ""]) -> Batch:
-    """Return a batch of a plan: of step `place`, or of (client, step) where plans are stacked."""
+    """Return the batch of step `place`, or of (client, step) if plans are stacked."""
     return jax.tree.map(lambda table: table[place], plan.batches)

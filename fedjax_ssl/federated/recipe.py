@@ -38,8 +38,8 @@ class ParameterGroups(NamedTuple):
     # ^ in the order in which a local step updates them; of several, one that has no row of a batch
     # in a step takes no step at all
     private: tuple[str, ...] = ()
-    # ^ those that every client keeps to itself and that are never averaged (FedRep's heads); the
-    # server's own training uses the common ones
+    # ^ groups that every client keeps to itself and that are never averaged (FedRep's heads); the
+    # server's own training uses the global ones
     split: Callable[[PyTree], Params] = lambda params: {"model": params}
     # ^ a freshly initialized network's parameters -> parameters by group; a group that `names` does
     # not have stays as it is
@@ -73,7 +73,7 @@ def own_model(
 class Needs(NamedTuple):
     """The labels that a method learns from, see `FederatedData.kinds`."""
 
-    kinds: tuple[str, ...] = ("labels",)  # of `FederatedData.kinds`
+    kinds: tuple[str, ...] = ("labels",)  # names of `FederatedData.kinds`
     every_one: bool = False  # all of these together; False: any of them is enough
 
 
@@ -98,7 +98,7 @@ def in_words(needs: Needs) -> str:
 
 
 class Recipe(NamedTuple):
-    """A method as data: what `fs.build` makes a `Method` of, and what wrappers change.
+    """A method as data: `fs.build` makes a `Method` of it, and wrappers change it.
 
     Example:
         >>> from fedjax_ssl.federated import labelled_epochs
@@ -252,7 +252,7 @@ class Method(NamedTuple):
     round: Callable[..., tuple[ServerState, Metrics]]
     # ^ (run key, state, data[, execution]) -> (state, info)
     predict: Callable[..., Array]  # (state, raw inputs [n, ...]) -> log-probabilities [n, K]
-    recipe: Recipe  # that it was made of, with what the run asks of every method
+    recipe: Recipe  # the recipe it was made from, with the run's additions to every method
     embed: Callable[..., Array] | None = None
     # ^ (state, raw inputs [n, ...]) -> features [n, d]; None: it has none
     predict_for: Callable[..., Array] | None = None

@@ -1,4 +1,4 @@
-"""What the log says of a round: the work that was done, and the bytes that were sent."""
+"""The log of a round: local work and bytes sent."""
 
 from typing import Any
 
@@ -93,8 +93,8 @@ def _bytes_sent(
 def _traffic(
     term: Term, outcome: RoundResult, clients: Int[Array, ""], arrived: Int[Array, ""]
 ) -> Traffic:
-    """Return the bytes that a term sends: what it says, or a number for each entry of what it
-    hands out and collects.
+    """Return the bytes that a term sends: its own count, or one number for each entry that it hands
+    out or collects.
     """
     if term.log.traffic is not None:
         return term.log.traffic(outcome)

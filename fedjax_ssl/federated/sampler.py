@@ -1,4 +1,4 @@
-"""Batch schedules: which of its examples a client uses in which local step.
+"""Batch schedules: the examples of a client in each of its local steps.
 
 A schedule is drawn once per client and round. Shapes follow static bounds, so draws must not depend
 on padding: every permutation sorts bits drawn by position, and the bits of a prefix do not change

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from fedjax_ssl.federated.uploads.sums import Combine
     from fedjax_ssl.federated.uploads.transform import UploadTransform
 
-LearningRate = Callable[[Int[Array, ""]], Float[Array, ""]]  # of the round
+LearningRate = Callable[[Int[Array, ""]], Float[Array, ""]]  # round -> learning rate
 WEIGHTINGS: dict[str, Callable[[Client], Float[Array, ""]]] = {
     "uniform": lambda client: jnp.ones(()),
     "examples": lambda client: client.num_examples.astype(jnp.result_type(float)),
@@ -29,7 +29,7 @@ WEIGHTINGS: dict[str, Callable[[Client], Float[Array, ""]]] = {
 class Facts(NamedTuple):
     """Sizes of a run, for builders of what stands around a method."""
 
-    num_clients: int  # of the federation
+    num_clients: int  # clients in the federation
     cohort_size: int  # clients in a round
     rounds: int | None  # None: not known
 
@@ -55,7 +55,7 @@ class Setup(NamedTuple):
     augment: Callable[[Array, Array], Array]
     # ^ (key, raw images) -> raw images: the weak augmentation
     federated_optimizer: FederatedOptimizer  # how local training is corrected and averaged
-    local_optimizer: LocalOptimizer  # of the clients
+    local_optimizer: LocalOptimizer  # optimizer of the clients' local steps
     learning_rate: LearningRate  # by round
     num_classes: int  # K
     max_labelled: int  # bounds over clients, from `FederatedData`
@@ -65,7 +65,7 @@ class Setup(NamedTuple):
     cohort_size: int  # clients in a round
     batch_size: int  # examples in a local step
     local_epochs: int  # passes over the examples of a client in a round
-    weighting: str = "uniform"  # of clients in the average: a name of `WEIGHTINGS`
+    weighting: str = "uniform"  # weight of a client in the average: a name of `WEIGHTINGS`
     keep_optimizer: bool = False  # the state of local optimizers lives on between rounds
     average_optimizer: bool = False
     # ^ clients start from the mean of the last cohort's states at its end
@@ -78,11 +78,11 @@ class Setup(NamedTuple):
     min_labelled: int = 1
     # ^ bound over the clients that have labels, from `FederatedData`, as is the next one
     num_parts: int = 1  # in which clients' unlabelled examples come, one after another
-    draw_cohort: CohortSampler = sample_cohort  # which clients take part in a round
+    draw_cohort: CohortSampler = sample_cohort  # draws the clients of a round
     local_steps: int | None = None
     # ^ a round, in place of `local_epochs`; batches then go on from round to round
     loss: RowLoss = cross_entropy
-    # ^ of labelled rows: (logits, targets) -> losses [n], 0 where the target is -1
+    # ^ loss of labelled rows: (logits, targets) -> losses [n], 0 where the target is -1
     normalize_test: Callable[[Array], Array] | None = None
     # ^ as `normalize`, of what is predicted; None: the same
     local_scores: bool = False  # rounds log how well the cohort's own models do

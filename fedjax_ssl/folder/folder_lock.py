@@ -1,4 +1,4 @@
-"""What folders of runs have in common: names of files, comparing configs, and the lock."""
+"""Run folders: file names, comparison of configs, and the lock."""
 
 import contextlib
 import json
@@ -21,12 +21,12 @@ COMPARED = {
     "test_fingerprint": "tested on other examples",
     "labels_seen": "with another number of labels",
 }
-# What the folder of many runs has in place of `config.json`.
+# In the folder of a sweep, this file replaces `config.json`.
 SWEEP_FILE = "sweep.json"
 SEARCH_FILE = "search.json"
-CODE_FOLDER = "code"  # of a run, with copies of the user's own modules
+CODE_FOLDER = "code"  # folder in a run folder with copies of the user's own modules
 
-Built = TypeVar("Built")  # what is built of a stored file
+Built = TypeVar("Built")  # object made from a stored file
 
 
 class RunFolderError(ValueError):

@@ -245,7 +245,7 @@ def _summary_lines(summary: Mapping[str, Any]) -> dict[str, str]:
         last = f"round {summary['rounds']} (the last)"
         error = f", whose accuracy is known to about {50 / by**0.5:.1f} points" if by else ""
         best = f"round {chosen} (the best on {by or 'the'} validation examples{error})"
-        # of clients with models of their own, of which validation examples say nothing
+        # Validation examples say nothing of clients that have models of their own.
         of_clients = chosen == summary["rounds"] and "test_client_accuracy" in summary
         kept = last if chosen is None or of_clients else best
         shown["model"] = f"`predict` uses the model of {kept}"

@@ -9,8 +9,8 @@ import ml_collections
 
 
 def other_start(stored: Mapping[str, Any], now: Mapping[str, Any]) -> str:
-    """Say how a run's data, split or random numbers differ from those that it began with; empty
-    where they do not. What its start did not store passes.
+    """Say how a run's data, split or random numbers differ from those it began with; empty if they
+    are the same. Facts that the start did not store are not compared.
 
     Args:
         stored: what the start left in `model.json`.

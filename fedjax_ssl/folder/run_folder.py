@@ -55,8 +55,8 @@ class RunFolder(Closing):
         lengths: Collection[str] = (),
         places: Collection[str] = (),
     ):
-        """Open the folder; when an error is raised, nothing is written. Of a run that is there
-        already nothing changes before `restore`.
+        """Open the folder. If an error is raised, nothing is written. A run that is already there
+        stays unchanged until `restore`.
 
         Args:
             path: created with its parents if need be.

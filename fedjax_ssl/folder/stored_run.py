@@ -234,8 +234,7 @@ def _object(text: str) -> dict[str, Any]:
 
 def _read_lines(path: Path, problems: list[str]) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = []
-    # What follows the last line break is a row that is being written, or that a killed process
-    # left.
+    # Text after the last line break is a row in the making, or the rest of a killed process.
     for number, line in enumerate((_read(path, problems, str) or "").split("\n")[:-1], start=1):
         try:
             row = decode_json(line)

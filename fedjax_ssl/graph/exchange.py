@@ -154,7 +154,7 @@ def exchanged_scores(
         # protocol.
         own = labelled[owner[labelled] == client]
         share = columns[client].astype(float) @ targets[own].astype(float)
-        # What an iterative solver leaves below 0 is 0.
+        # An iterative solver may leave values just below 0.
         shares[client] = to_fixed_point(np.where(share < 0, 0, share), bits, largest)
     assert exchange.row_sums is not None
     total = exchange.row_sums(shares, owner[rows])

@@ -18,7 +18,7 @@ from fedjax_ssl.checks import In, Whole, check_numbers, check_whole_numbers, che
 LabelNorm = Literal["none", "class"]
 ConfidenceScale = Literal["none", "max", "client_max"]
 Solver = Literal["auto", "cholesky", "conjugate_gradient"]
-# Of the protocols that find distances and scores, see `exchange.protocols`; "none": the kernels.
+# Protocols that find distances and scores, see `exchange.protocols`; "none": the kernels alone.
 Level = Literal["none", "ideal", "accounted", "real"]
 Hamming = Literal["transfer", "paillier"]
 

@@ -258,7 +258,7 @@ def _by_influence(
             some = there[start : start + _MOST_ENTRIES // graph.num_points]
             covered = jnp.maximum(covered, _influence_rows(graph, settings.alpha, some).max(axis=0))
     allowed = pool.allowed[rows]
-    # What all candidates cover is the whole.
+    # The reference is the coverage by all candidates together.
     most = jnp.max(jnp.where(allowed[:, None], influence, 0), axis=0)
     whole = _sum(jnp.maximum(covered, most))
     before = _sum(covered)

@@ -73,8 +73,8 @@ def label(
     exchange: Exchange | None = None,
     **changes: Any,
 ) -> Propagation:
-    """Label points by propagation over one graph: of all clients' points (XCLP, Algorithm 1), or of
-    one client's (per-client LP, the baseline of the paper; map over clients with `jax.vmap`).
+    """Label points by propagation over one graph, either of all clients' points (XCLP, Algorithm
+    1), or of one client's (per-client LP, the paper's baseline; map over clients with `jax.vmap`).
 
     Labelled points keep their own label with confidence 1; `scores` still holds what was
     propagated. A point that no label reaches (isolated, in a component without labels, or more

@@ -199,8 +199,8 @@ def _influence_matrix(graph: Graph, alpha: Array) -> Array:
 def influence_columns(
     graph: Graph, alpha: float | Float[Array, ""], rows: Int[Array, " m"], solver: str = "auto"
 ) -> Float[Array, "n m"]:
-    """Return the columns of S that one client receives: those of its labelled rows (XCLP, Algorithm
-    1 step 10).
+    """Return the columns of S that one client receives, one for each of its labelled rows (XCLP,
+    Algorithm 1 step 10).
 
     Args:
         graph: from `build_graph`, n points.

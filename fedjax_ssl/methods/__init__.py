@@ -103,7 +103,7 @@ def short(part: str) -> str:
     return part.rpartition(":")[2]
 
 
-# What every part of a composition has beside its own settings.
+# Settings that every part of a composition has besides its own.
 OF_PARTS = {
     "weight": Option(float, 1.0, False, In("[0, inf)"), True, "factor of its losses"),
     "after": Option(int, 0, False, Whole(0), False, "rounds of the run before it joins the others"),
@@ -258,7 +258,7 @@ def fits(name: str, place: str) -> bool:
     from fedjax_ssl.methods.parts.recommended import kinds_at
 
     there = kinds_at(place)
-    if name == POOLED:  # whose one client has those of the server too
+    if name == POOLED:  # its single client also has the server's labels
         return bool(there & {"labels", "server"})
     return any(kinds_at(own) <= there for own in recommended(name))
 

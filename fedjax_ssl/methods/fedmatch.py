@@ -222,9 +222,7 @@ class FedMatch:
         return {part: jax.tree.map(lambda w, by=scale[part]: by * w, params) for part in self.parts}
 
     def visible(self, parts: Params) -> Params:
-        """Return a model without the smallest entries of psi: those of size `l1_threshold` and less
-        are 0.
-        """
+        """Return a model in which the entries of psi of size `l1_threshold` and less are 0."""
 
         def sparse(w: Array) -> Array:
             return jnp.where(jnp.abs(w) > self.l1_threshold, w, jnp.zeros_like(w))
@@ -374,7 +372,7 @@ def regularizer(
 class Remembered(NamedTuple):
     """State that a client keeps, if it has a learning rate of its own."""
 
-    plateau: "Plateau"  # of its learning rate
+    plateau: "Plateau"  # state of its learning rate
     accuracy: Float[Array, ""]  # accuracy of its model on the validation examples
 
 
@@ -493,7 +491,7 @@ def helpers_due(settings: FedMatch, number: Int[Array, ""]) -> Bool[Array, ""]:
     return (number + 1) % settings.helper_interval == 0
 
 
-# What server and clients send each other (section 3.3)
+# Messages between server and clients (section 3.3)
 
 
 class Store(NamedTuple):
@@ -501,7 +499,7 @@ class Store(NamedTuple):
 
     uploads: Params  # the last one of every client, leading axis C; the initial model before
     seen: Bool[Array, " C"]  # whether there is one
-    embeddings: Float[Array, "C K"]  # what the uploaded model said of the noise image
+    embeddings: Float[Array, "C K"]  # output of the uploaded model for the noise image
 
 
 class ToClient(NamedTuple):
@@ -727,7 +725,7 @@ def noise_image(key: Key[Array, ""], shape: tuple[int, ...]) -> Float[Array, "*s
 # Overcoming catastrophic forgetting with hard attention to the task, ICML 2018, without its early
 # end
 
-DIVISOR = 3.0  # of the learning rate
+DIVISOR = 3.0  # divisor of the learning rate
 LOWEST = 1e-17  # factor of the learning rate; of 1e-3 it is the code's lowest rate
 
 

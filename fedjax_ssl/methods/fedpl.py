@@ -57,7 +57,7 @@ class Confidence(NamedTuple):
     confident: Bool[Array, " n"]
     first: Int[Array, " n"]  # confident row of every pair
     second: Int[Array, " n"]  # the other row
-    paired: Bool[Array, " n"]  # which pairs there are
+    paired: Bool[Array, " n"]  # pairs that exist
 
 
 @checked

@@ -87,8 +87,8 @@ def fedtrans(setup: Setup, settings: FedTrans) -> Recipe:
         coarse_stage(setup, settings.coarse_rounds),
         Stage(None, server=server._replace(terms=terms)),
     )
-    # What has no loss in a stage is in a group of its own and takes no step there, not even one of
-    # weight decay.
+    # A part without a loss in a stage is in a group of its own, which takes no step there, not even
+    # of weight decay.
     recipe = Recipe(
         setup,
         stages,

@@ -161,8 +161,8 @@ def _anchors(
     clients: Client,
     threshold: float | Array,
 ) -> Int[Array, "p n"]:
-    """Return the examples from which labels are propagated: those with a class label, and those
-    whose class is sure by network and weak label together.
+    """Return the examples from which labels are propagated: with a class label, or with a class on
+    which network and weak label agree confidently.
     """
     posterior = jax.nn.softmax(logits) * likelihood
     posterior = posterior / jnp.maximum(posterior.sum(axis=2, keepdims=True), 1e-12)

@@ -471,7 +471,7 @@ def _with_bank(
     setup: Setup, settings: ProtoFSSL, state: ServerState, data: FederatedData
 ) -> ServerState:
     """Return the state with an empty bank."""
-    key = jax.random.key(0)  # of draws whose shapes alone are read
+    key = jax.random.key(0)  # any key: only shapes of the draws are read
 
     def features() -> Array:
         inputs = setup.normalize(data.inputs[:1])
@@ -493,7 +493,7 @@ def _predict(settings: ProtoFSSL, state: ServerState, outputs: Outputs) -> Float
     return mean_log_probs(outputs.features, sets, settings.distance)
 
 
-# What a client computes and sends in a round, by the formulas of Table 1 and as it is run
+# Cost of a client in a round, by the formulas of Table 1 and as it is run
 
 
 def analytic_cost(

@@ -89,8 +89,8 @@ def semifl(setup: Setup, settings: SemiFL) -> Recipe:
 
 
 def single(setup: Setup, settings: ServerTurn) -> Recipe:
-    """Supervised training at the server alone; the clients do nothing: what their data have to
-    improve on.
+    """Supervised training at the server alone; the clients do nothing. A baseline: the clients'
+    data should improve on it.
 
     Args:
         setup: the run.

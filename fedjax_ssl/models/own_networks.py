@@ -18,7 +18,7 @@ from fedjax_ssl.models.model import Model, Outputs, check_inputs
 from fedjax_ssl.own_code import blame
 
 _ROWS = 3  # examples that a network is tried with
-_GIVEN = ("train", "mask")  # what a module may take beside its inputs
+_GIVEN = ("train", "mask")  # further arguments that a module may take besides its inputs
 _REST = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 

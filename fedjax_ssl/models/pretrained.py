@@ -27,7 +27,7 @@ Place = tuple[str, ...]
 Layers = Mapping[Place, str]
 
 EXPORT = "np.savez(path, **{name: value.numpy() for name, value in model.state_dict().items()})"
-# of the images that torchvision's weights were trained on, where the largest stored value is 1
+# Mean and deviation of torchvision's training images, where 1 is the largest stored value.
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
 
@@ -54,8 +54,8 @@ def their_names(places: Iterable[Place], layers: Layers) -> dict[Place, str]:
 
 
 def their_shape(ours: tuple[int, ...]) -> tuple[int, ...]:
-    """Turn the shape of an array into PyTorch's: of kernels HWIO, depthwise ones too, OIHW, and
-    else the same.
+    """Turn an array's shape into PyTorch's: kernels from HWIO (depthwise ones too) to OIHW, others
+    unchanged.
     """
     return (ours[3], ours[2], *ours[:2]) if len(ours) == 4 else ours
 
@@ -309,7 +309,7 @@ def read_weights(path: Path) -> dict[str, np.ndarray]:
         safetensors = _imported("safetensors.numpy", path, how_to_install("export"))
         try:
             arrays: dict[str, np.ndarray] = safetensors.load_file(path)
-        except Exception as error:  # of its own kinds
+        except Exception as error:  # safetensors raises exceptions of its own
             raise ValueError(f"weights {path} cannot be read: {error}") from error
         return arrays
     torch = _imported("torch", path, f"pip install torch, or make an .npz where it is: {EXPORT}")

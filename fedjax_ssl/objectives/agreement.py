@@ -1,5 +1,5 @@
-"""Losses that make predictions agree: of two views of an example, of student and teacher, of
-several clients' models.
+"""Losses between predictions: for two views of an example, for student and teacher, for several
+clients' models.
 
 References:
     Sohn et al., FixMatch: simplifying semi-supervised learning with consistency and confidence,

@@ -20,8 +20,8 @@ class FreeMatch(NamedTuple):
     """Moving averages over batches."""
 
     confidence: Float[Array, ""]  # t, of the mean largest probability
-    classes: Float[Array, " K"]  # of the mean prediction
-    labels: Float[Array, " K"]  # of the shares of the likeliest classes
+    classes: Float[Array, " K"]  # mean prediction, by class
+    labels: Float[Array, " K"]  # shares of the predicted classes
 
 
 def freematch_start(num_classes: int) -> FreeMatch:

@@ -300,7 +300,7 @@ def _map_graphs(labeller: Labeller, *known: np.ndarray) -> list[Propagation]:
     """
     members = tuple(map(jnp.asarray, known))
     (num_graphs, width) = known[0].shape
-    # what is known stays known, so that its values are checked
+    # Known values stay concrete, so that they can be checked.
     if num_graphs == 1 or labeller.on_host:
         found = [
             labeller.label(*(values[number] for values in members)) for number in range(num_graphs)

@@ -37,7 +37,7 @@ from fedjax_ssl.registry import Registry, contributed, secure_protocols
 
 # (federation, points, embed, ridge) -> (predictions, bytes): classifiers of what clients send once
 ONCE: Registry[Any] = Registry("predictor", contributed("predictor"), leading=4)
-# Of XCLP and per-client LP alike: the paper's text, and the authors' code.
+# Variants of XCLP and per-client LP: the paper's text, and the authors' code.
 VARIANTS = {"paper": PAPER, "code": CODE}
 
 

@@ -154,7 +154,7 @@ def sage_on_cifar(
         config.method.tuning_epochs = 10
     if method in ("sage", "proxyfl"):
         config.optimizer.local_epochs = 5
-    else:  # whose epochs are over labels alone, or in batches of 256
+    else:  # epochs of these methods are over labels alone, or in batches of 256
         config.optimizer.update(local_epochs=1, local_steps=steps)
     if "labelled_too" in config.method:
         config.method.update(unlabelled_ratio=2, labelled_too=True)

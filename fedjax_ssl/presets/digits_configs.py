@@ -12,7 +12,7 @@ from fedjax_ssl.methods import recommended
 from fedjax_ssl.methods.parts.recommended import PLACES
 from fedjax_ssl.presets.variants import Count
 
-Space = Literal["shape", "parity", "halves"]  # of coarse labels of digits
+Space = Literal["shape", "parity", "halves"]  # space of the coarse labels
 
 
 def recommend(config: ml_collections.ConfigDict, place: str) -> ml_collections.ConfigDict:

@@ -21,8 +21,8 @@ def unlabelled_sets(
     split: Iid = "iid",
     method: FedulMethod = "fedul",
 ) -> ml_collections.ConfigDict:
-    """Five clients with unlabelled sets, trained with Adam: what the config files of FedUL's
-    benchmark start from.
+    """Return five clients with unlabelled sets, trained with Adam: the base of the configs of
+    FedUL's benchmark.
 
     Args:
         sets: of each client.
@@ -70,7 +70,7 @@ def mixed_federation(
 
 
 def one_shot(variant: OneShot, rounds: int) -> ml_collections.ConfigDict:
-    """Prediction for new examples (XCLP section 4): what all of its config files start from.
+    """Return the base of the configs that predict for new examples (XCLP section 4).
 
     Args:
         variant: "inputs": graphs of the inputs as they are stored, nothing is trained. "network":

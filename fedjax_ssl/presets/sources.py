@@ -1,5 +1,4 @@
-"""One dataset and any method that fits it: what the configs `digits`, `glyphs`, `mnist`, ... start
-from.
+"""Bases of the configs `digits`, `glyphs`, `mnist`, ...: one dataset, and any method that fits it.
 
 All methods get the same clients, labels, network and cohort. What is a method's own, its settings,
 its optimizers and a second head, is recommended beside its recipe, see

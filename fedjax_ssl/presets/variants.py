@@ -14,7 +14,7 @@ from fedjax_ssl.checks import In, Whole, declared
 from fedjax_ssl.config import ConfigError
 
 Count = Annotated[int, Whole(1)]
-Concentration = Annotated[float, In("(0, inf)")]  # of a Dirichlet split
+Concentration = Annotated[float, In("(0, inf)")]  # concentration of a Dirichlet split
 Split = Concentration | Literal["iid"]
 Iid = Literal["iid", "noniid"]
 Several = Annotated[int, Whole(2)]

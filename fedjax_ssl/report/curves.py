@@ -20,14 +20,14 @@ AXES = {
     "bytes": ("bytes_up", "bytes_down"),
     "seconds": ("seconds",),
     "local_steps": ("local_steps",),
-    "epsilon_spent": (),  # what privacy has cost so far
+    "epsilon_spent": (),  # privacy spent so far
 }
 _MOST_CLIENTS = 61  # points of a curve over clients
 _FULL = 0.6  # share of the combinations of two numbers from which on they make a map
 
 
 def curves_of(group: Group, metrics: Sequence[str], points: int) -> dict[str, Any]:
-    """Make the curves of a group: of its finished runs, or of all where none is finished.
+    """Make the curves of a group from its finished runs, or from all runs if none is finished.
 
     A point is a round that all these runs have evaluated. Numbers are cut to the digits that a
     picture shows.
@@ -91,7 +91,7 @@ def _name_of(group: Group, fields: Collection[str]) -> str:
 class Map(NamedTuple):
     """Groups that differ in two numbers and in nothing else."""
 
-    name: str  # of what they have in common; "": of all groups
+    name: str  # the fields that they have in common; "": all groups
     across: str  # a field
     down: str
     columns: list[float]  # its values

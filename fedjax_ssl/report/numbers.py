@@ -284,7 +284,7 @@ def written(value: float | None, unit: str, *, sign: bool = False) -> str:
 
 
 def short(value: float | None) -> float | None:
-    """Cuts a value to five digits; None where it is not finite: what a picture can show."""
+    """Round a value to five digits, as pictures show it; None if it is not finite."""
     if value is None or not math.isfinite(value):
         return None
     rounded = float(f"{value:.5g}")

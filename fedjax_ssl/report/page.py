@@ -136,7 +136,9 @@ def _packed(metric: Metric, report: Report) -> dict[str, Any]:
 
 
 def _maps(groups: Sequence[Group], problems: list[str]) -> list[Map]:
-    """Find the maps that are shown: of very many the first ones, and a sentence says so."""
+    """Find the maps to show. If there are too many, the first ones are shown, and a problem says
+    so.
+    """
     found = maps_of(groups)
     if len(found) > _MOST_MAPS:
         problems.append(f"of {len(found)} maps over two numbers the first {_MOST_MAPS} are shown")
@@ -173,7 +175,7 @@ def _facts(groups: Sequence[Group]) -> list[str]:
 
 
 def _clients(groups: Sequence[Group], profiles: dict[str, dict[int, Any]]) -> pandas.DataFrame:
-    """List the accuracies over the clients: of what, of which group."""
+    """List the accuracies over the clients, one row per measure and group."""
     return pandas.DataFrame(
         {
             "group": groups[place].name,
@@ -189,8 +191,8 @@ def _clients(groups: Sequence[Group], profiles: dict[str, dict[int, Any]]) -> pa
 
 
 def _configs(groups: Sequence[Group]) -> tuple[list[pandas.DataFrame], dict[str, str]]:
-    """Lay fields side by side, a row per field and a column per group: those that differ, and those
-    that differ because they belong to a name; and list those that are the same everywhere.
+    """Lay out the fields that differ as tables, a row per field and a column per group, those that
+    belong to a name apart; and list the fields that are the same everywhere.
     """
     configs = [group.config for group in groups]
     fields = table_of(configs)

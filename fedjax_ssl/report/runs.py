@@ -327,7 +327,7 @@ def group_runs(frame: pandas.DataFrame) -> tuple[list[Group], pandas.DataFrame]:
     order = {text: number for number, text in enumerate(configs)}
     rows = [len(run.rows) for run in frame["run"]]
     frame = frame.assign(group=[order[text] for text in texts], rows=rows)
-    # of runs with one seed, the one that came furthest
+    # Among runs with one seed, the one that came furthest.
     best = frame.sort_values(["finished", "rows"], ascending=False, kind="stable")
     best = best[~best.duplicated(["group", "seed"])]
     counts = frame["finished"] & frame.index.isin(best.index)

@@ -1,4 +1,6 @@
-"""What the numbers say, in a sentence: who is ahead, by how much, and whether it may be chance."""
+"""The verdict of a report, in a sentence: the best method, its lead, and whether it may be
+chance.
+"""
 
 import math
 

@@ -1,4 +1,4 @@
-"""A run on its way: what it is made of, how far it is, and how it takes a block of rounds.
+"""A run in progress: its parts, its rounds so far, and the step by one block of rounds.
 
 How it opens is in `start_run.py`, how it ends in `finish_run.py`.
 """
@@ -144,7 +144,7 @@ class Run:
 
     @property
     def end(self) -> int:
-        """The last round: that of the config, or the one that spends a budget of privacy."""
+        """The last round: the config's, or the one that spends the privacy budget."""
         return self.config.rounds if self.privacy is None else self.privacy.limit
 
     @property

@@ -1,5 +1,5 @@
-"""What a run tells its user before it starts: settings that cannot work with these data, and those
-that have no effect.
+"""Advice before a run starts: settings that cannot work with the data, and settings without
+effect.
 """
 
 from collections.abc import Sequence

@@ -45,7 +45,7 @@ class Experiment(NamedTuple):
     host: data.HostInputs | None = None
     # ^ where its inputs stay; None: all of them are on the device
     known_by: Mapping[str, int | str] = {}  # fingerprint of the data, as they were read
-    stored: data.Dataset | None = None  # as it was read, where standardizing by client changed it
+    stored: data.Dataset | None = None  # the dataset as read, if standardizing by client changed it
 
     @property
     def as_read(self) -> data.Dataset:
@@ -224,7 +224,7 @@ def build(
         start: gives the network its first weights, in place of random ones.
     """
     section = experiment.config.federated
-    # What is traced may be vectorized, over any number of runs.
+    # A traced method may be vectorized over any number of runs.
     alone = not any(
         isinstance(leaf, jax.core.Tracer | jax.ShapeDtypeStruct)
         for leaf in jax.tree.leaves((federation, numbers))

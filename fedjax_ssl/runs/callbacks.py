@@ -1,5 +1,5 @@
-"""What happens between the compiled blocks of rounds of a run, each of it a callback: a function of
-a `Block`, which may stop the run.
+"""Callbacks between the compiled blocks of rounds: functions of a `Block`, which may stop the
+run.
 """
 
 import time

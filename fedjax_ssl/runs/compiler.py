@@ -1,4 +1,4 @@
-"""What XLA is told where it compiles a program of a run."""
+"""Options of XLA for the programs of a run."""
 
 import os
 from collections.abc import Callable

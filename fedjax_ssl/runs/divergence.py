@@ -16,8 +16,8 @@ from fedjax_ssl.runs.rounds import DIVERGED_ROUNDS
 from fedjax_ssl.runs.summary import selected
 
 Row = Mapping[str, Any]
-EXIT_CODE = 4  # of a run that ends so; 3 and 75 are in `fedjax_ssl.runs.processes`
-# Of a mean loss; those of a network that knows nothing are the logarithm of the number of classes,
+EXIT_CODE = 4  # exit code of a diverged run; 3 and 75 are in `fedjax_ssl.runs.processes`
+# A mean loss beyond all doubt: an untrained network has the logarithm of the number of classes,
 # times a weight.
 _HUGE = 1e8
 _USUAL = {  # field -> values up to this are seldom the reason

@@ -29,8 +29,8 @@ from fedjax_ssl.runs.start_run import start_run
 
 
 def loop(runs: Sequence[Run]) -> None:
-    """Bring runs to their end, block by block: those that are behind first, all that are at the
-    same round in one program. What a callback of the user's stops is not finished here.
+    """Bring runs to their end, block by block. Runs that are behind go first, and runs at the same
+    round share one program. A run that a user's callback stops is not finished here.
 
     A run that cannot go on has its `error`; the others go on.
 
@@ -160,8 +160,8 @@ def run(
 
 
 def _notes_of(runs: Iterable[Run]) -> Iterator[str]:
-    """List what runs have to say, each line once: of those that differ by their draws alone, what
-    the first one says.
+    """List the notes of runs, each line once. Of runs that differ by seed alone, only the first one
+    is asked.
     """
     first_of: dict[str, Run] = {}
     for one in runs:

@@ -75,7 +75,7 @@ class Rebuilt(NamedTuple):
     state: ServerState  # state of `jax.ShapeDtypeStruct`
     dataset: Dataset  # dataset of one blank example
     client_names: tuple[str, ...]
-    num_clients: int  # that train; the new ones follow in `client_names`
+    num_clients: int  # clients that train; new ones follow in `client_names`
 
 
 def describe(experiment: Experiment, federation: FederatedData, split: str) -> dict[str, Any]:
@@ -215,7 +215,7 @@ def _rebuilt(stored: StoredRun, model: dict[str, Any]) -> tuple[ml_collections.C
         model["dataset"], blank, None, tuple(model["class_names"]), mean=mean, std=std, **known
     )
     federation = _of_shapes(FederatedData, model["federation"])
-    # What is predicted has no stored views.
+    # Examples to predict have no stored views.
     bare = jax.ShapeDtypeStruct((federation.inputs.shape[0], *shape), federation.inputs.dtype)
     federation = dataclasses.replace(federation, inputs=bare)
 

@@ -1,5 +1,5 @@
-"""What a run tells its user before its first block: of its data, and of settings that are right
-each by itself and that together do what few people mean.
+"""Notes before a run's first block: facts about its data, and settings that are allowed one by one
+but that few people mean together.
 """
 
 from collections.abc import Iterator, Sequence
@@ -162,7 +162,8 @@ def _alone(built: Built, names: Sequence[str]) -> list[str]:
     size = built.experiment.config.optimizer.batch_size
     labelled = np.asarray(federation.num_labelled)
     alone = (labelled == 1) | ((labelled > 0) & (size == 1))
-    if len(built.experiment.dataset.input_shape) == 1:  # of an image batch norm sees many pixels
+    # for an image, batch norm averages over many pixels
+    if len(built.experiment.dataset.input_shape) == 1:
         alone |= (labelled > 0) & (labelled % size == 1)
     if not alone.any():
         return []

@@ -1,5 +1,5 @@
-"""Code of a user's own that a config names, known by content, and JAX's settings that
-decide draws: what decides a run beside its config and its data.
+"""Fingerprints of the user's own code that a config names, and of JAX's settings for random draws:
+besides config and data, they determine a run.
 """
 
 from collections.abc import Iterator

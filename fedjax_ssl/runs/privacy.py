@@ -1,5 +1,5 @@
-"""What `config.privacy` names, as a run uses it, and what a run's start has cost of privacy: the
-runs that its first weights were trained by. Mechanisms are contributed.
+"""The privacy mechanism of a run, by `config.privacy`, and the privacy that the run spent before it
+started, by the runs behind its first weights. Mechanisms are contributed.
 """
 
 import hashlib
@@ -20,7 +20,7 @@ from fedjax_ssl.folder.stored_run import read_run
 class Earlier(NamedTuple):
     """Private rounds before a run began, at `config.start_from`. Epsilons and deltas add up."""
 
-    epsilon: float = 0.0  # of all of them
+    epsilon: float = 0.0  # sum over all of them
     delta: float = 0.0  # likewise
     rounds: int = 0  # likewise
     outside: tuple[str, ...] = ()

@@ -101,7 +101,7 @@ def static_part(config: Any) -> str:
         if CHANGES[declared[name].changes].program
     }
     if config.privacy.name != "none":
-        fields["start_from"] = config.start_from  # what it has spent decides the noise
+        fields["start_from"] = config.start_from  # earlier privacy costs decide the noise
     fields |= dict.fromkeys(configs.traced_numbers(config), "an argument")
     return json.dumps(fields, sort_keys=True)
 
@@ -451,7 +451,7 @@ def _compile(
         # one.
         whole = NamedSharding(mesh, PartitionSpec())
 
-        def apart(part: Any) -> bool:  # of such examples each device has its own
+        def apart(part: Any) -> bool:  # each device has its own part of these examples
             return isinstance(part, LoadedInputs) and part.mesh is not None
 
         specs = jax.tree.map(
@@ -464,7 +464,7 @@ def _compile(
         # that `shard_map` gives to the clients.
         lowered = jax.jit(function, donate_argnums=0, **placed).lower(*_shapes(arguments))
     program = compiled_program(lowered)
-    if backend() == "cpu":  # which says nothing: the process ends
+    if backend() == "cpu":  # a CPU gives no error: the process is killed
         _check_bytes(bytes_of(program), "a round")
     return program
 
@@ -511,7 +511,7 @@ def _explaining_memory() -> Iterator[None]:
         if not is_out_of_memory(error):
             raise
         said = f"({str(error).splitlines()[0]})"
-        # of a multiprocessor: no setting of the run is too large
+        # This is a limit of each multiprocessor: no setting of the run would help.
         if "shared memory" in said.lower():
             raise ConfigError(
                 "a kernel of XLA's products needs more shared memory than this GPU has. "

@@ -36,7 +36,7 @@ from fedjax_ssl.folder.files import bytes_in_words
 from fedjax_ssl.runs.build import Built, Experiment, cohort_size_of
 from fedjax_ssl.runs.processes import Team, share_out
 
-SHARE = 0.5  # of a device's memory that examples may fill; the rest is for the round
+SHARE = 0.5  # share of the device's memory for examples; the rest is for the round
 
 
 def on_host(experiment: Experiment) -> Experiment:

@@ -17,7 +17,7 @@ ROUNDS = "rounds"  # the scope in which rounds are traced: profiles and compiled
 # metric: rounds in a row, up to this one, without any finite update
 DIVERGED_ROUNDS = "diverged_rounds"
 TOTALS = ("bytes_down", "bytes_up", "local_steps", "examples", "clients", "dropped_clients")
-TOTALS_IF_THERE = ("lost_clients",)  # of unreliable clients
+TOTALS_IF_THERE = ("lost_clients",)  # totals of runs with unreliable clients
 
 
 def blocks(end: int, every: int, done: int = 0) -> Iterator[tuple[int, int]]:

@@ -37,9 +37,9 @@ from fedjax_ssl.runs.program import Program
 
 BATCH = 512  # examples per forward pass, at most
 TOP = (2, 3, 5)
-LEVEL = 0.95  # of the interval of an accuracy
+LEVEL = 0.95  # level of the interval of an accuracy
 MOST_NUMBERS = 200_000  # probabilities in a file that is written unasked, about 2 MB
-MOST_CLASSES = 100  # of which summary.json holds the confusion matrix
+MOST_CLASSES = 100  # up to this number of classes, summary.json has the confusion matrix
 # Validation examples that a temperature takes. In six runs on digits (FedAvg, XCLP, FixMatch), 40
 # draws each, the mean loss on test examples grew by up to 0.37 nats with 20 of them; with 100 it
 # changed by -0.04 to +0.01.

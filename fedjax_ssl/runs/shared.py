@@ -1,4 +1,6 @@
-"""What the runs of a process have in common: the dataset, federations drawn from it, programs."""
+"""Shared parts of the runs in a process: the dataset, the federations drawn from it, the
+programs.
+"""
 
 import json
 from collections.abc import Hashable, Sequence
@@ -62,7 +64,7 @@ class Shared:
         return away if away.host is None else self.build(config).experiment
 
     def _load(self, config: ml_collections.ConfigDict) -> Experiment:
-        # What a private run refuses of a dataset depends on no more than these.
+        # Only these settings decide what a private run refuses in a dataset.
         private = config.privacy.name != "none"
         divides = private and configs.divides_by_shares(config)
         name = f"{_text(config.data)} {private} {divides}"
@@ -121,7 +123,7 @@ class Shared:
             )
             config = experiment.config
             described = _text(config.partition) + _text(config.supervision)
-            # that of the last run alone, as it may hold examples
+            # Keep the drawing of the last run alone: it may hold examples.
             if self._drawing is None or self._drawing[0] != described:
                 self._drawing = described, drawing_of(experiment)
             key = jax.random.key(config.seed)

@@ -161,7 +161,7 @@ def _without_what_is_gone(config: ml_collections.ConfigDict) -> ml_collections.C
     """Leave out where the first weights came from, if it is gone: a checkpoint has all of them."""
     places = {"model.weights": config.model.get("weights"), "start_from": config.start_from}
     if config.privacy.name != "none":
-        del places["start_from"]  # which has spent some of epsilon
+        del places["start_from"]  # these runs spent some epsilon
     gone = {
         name: None
         for name, place in places.items()

@@ -14,7 +14,7 @@ from fedjax_ssl.folder.files import bytes_in_words
 from fedjax_ssl.runs.rounds import TOTALS, TOTALS_IF_THERE
 
 Row = Mapping[str, Any]
-_LAST = (  # of the last row, where it has them
+_LAST = (  # fields copied from the last row, if it has them
     *("test_balanced_accuracy", "test_loss", "test_macro_f1", "test_ece", "test_auroc"),
     *("test_client_accuracy", "test_client_accuracy_worst_tenth", "test_client_accuracy_spread"),
     *("test_client_global_accuracy", "test_client_global_accuracy_worst_tenth"),
@@ -181,5 +181,5 @@ def out_of_patience(config: ml_collections.ConfigDict, rows: Sequence[Row]) -> b
         rows: rows of the run so far.
     """
     patience = config.early_stopping.patience
-    best = None if patience is None else selected(config, rows)  # which looks at all rows
+    best = None if patience is None else selected(config, rows)  # reads all rows
     return best is not None and sum(row["round"] > best["round"] for row in rows) >= patience

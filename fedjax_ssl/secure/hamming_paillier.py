@@ -31,7 +31,7 @@ from fedjax_ssl.secure.network import Endpoint, Machine, Outgoing
 from fedjax_ssl.secure.protocol_errors import SERVER, MalformedMessage
 from fedjax_ssl.secure.wire import EncryptedBits, EncryptedDistances, PackedShare, check_array
 
-_ROUNDS = 32  # of Miller and Rabin's test; a composite passes with probability below 2^-64
+_ROUNDS = 32  # rounds of the Miller-Rabin test; a composite passes with probability below 2^-64
 _SMALL_PRIMES = [n for n in range(3, 2000) if all(n % d for d in range(2, int(n**0.5) + 1))]
 
 gmpy2: ModuleType | None

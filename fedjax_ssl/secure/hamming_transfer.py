@@ -202,7 +202,7 @@ def transpose_bits(columns: np.ndarray) -> np.ndarray:
     return np.ascontiguousarray(rows).reshape(8 * width, 16).view(np.uint64)
 
 
-# of pads at a time: bounds memory, and is fastest while it stays in the processor's cache
+# Bytes of pads at once: bounds memory, and is fastest while they fit into the processor's cache.
 _CHUNK_BYTES = 2**21
 
 

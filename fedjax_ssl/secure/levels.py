@@ -187,7 +187,7 @@ class Protocols:
         self.gone: set[int] = set()
         self.session = 0
         self._pairs: Counter[int] = Counter()
-        self._bytes_before = 0, 0  # of this session
+        self._bytes_before = 0, 0  # bytes at the start of this session
 
     @property
     def exchange(self) -> Exchange:

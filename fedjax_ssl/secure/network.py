@@ -252,7 +252,7 @@ class Traffic:
     def total(
         self, phase: str | None = None, sender: int | None = None, receiver: int | None = None
     ) -> int:
-        """Count the bytes of a phase, from a party or to a party; None: of all."""
+        """Count the bytes by phase, sender and receiver; None stands for all."""
         wanted = (phase, sender, receiver)
         return sum(
             size

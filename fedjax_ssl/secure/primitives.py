@@ -1,5 +1,5 @@
-"""The cryptographic primitives: those of `cryptography` and libsodium in the few forms used here,
-and Shamir's sharing.
+"""The cryptographic primitives: the few that are used of `cryptography` and libsodium, and Shamir's
+secret sharing.
 
 Random bytes come from the operating system only, so that a fork or a resumed run never repeats
 them.
@@ -23,9 +23,9 @@ KEY_BYTES = 32
 POINT_BYTES = 32
 TAG_BYTES = 16
 SIGNATURE_BYTES = 64
-SHARE_BYTES = 33  # of a number modulo `PRIME`
-BLOCK_BYTES = 16  # of AES
-_STREAM_BYTES = 2**18  # of key stream at a time: stays in the processor's cache
+SHARE_BYTES = 33  # a number modulo `PRIME`
+BLOCK_BYTES = 16  # an AES block
+_STREAM_BYTES = 2**18  # bytes of key stream at once: stays in the processor's cache
 # The fixed key of the hash; any public constant will do.
 _HASH_KEY = bytes.fromhex("243f6a8885a308d313198a2e03707344")
 

@@ -56,8 +56,8 @@ from fedjax_ssl.secure.wire import (
 
 
 class Rows(NamedTuple):
-    """The rows of one attempt: those of every live client, one after another, then a check row
-    for each.
+    """The rows of one attempt: the rows of every live client, one client after the other, then a
+    check row for each.
     """
 
     clients: tuple[int, ...]  # in increasing order
@@ -310,7 +310,8 @@ class RowSumClient(_Party):
         threshold = self._threshold
         gone = request.gone.tolist()
         uploaded = request.uploaded.tolist()
-        # Of nobody both are revealed: the key of its pair masks and its own mask.
+        # The server never gets both secrets of a client: the key of its pair masks, and its own
+        # mask.
         if (
             threshold is None
             or sorted(gone + uploaded) != list(self._rows.clients)
@@ -377,7 +378,7 @@ class RowSumServer(_Party):
         self._num_classes = num_classes
         self._min_clients = min_clients
         self._threshold = threshold
-        self.attempts = 0  # that it took
+        self.attempts = 0  # attempts so far
         self._phase = "keys"
         self._keys: dict[int, MaskKey] = {}
         self._uploads: dict[int, np.ndarray] = {}

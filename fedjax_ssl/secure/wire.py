@@ -52,7 +52,7 @@ class Whole(NamedTuple):
 
 
 class Numbers(NamedTuple):
-    """A field that is an array: which types it may have, and its number of axes."""
+    """A field that is an array, with its allowed types and its number of axes."""
 
     dtypes: tuple[type, ...]
     axes: int
@@ -60,7 +60,7 @@ class Numbers(NamedTuple):
 
 _DTYPES: tuple[type, ...] = (np.uint8, np.uint16, np.uint32, np.uint64, np.float32, np.float64)
 
-# What fields hold, by which they are written and read.
+# Types of fields, by which they are written and read.
 _Key = Annotated[bytes, Blob(KEY_BYTES)]
 _Signature = Annotated[bytes, Blob(SIGNATURE_BYTES)]
 _Share = Annotated[bytes, Blob(SHARE_BYTES)]
@@ -99,7 +99,7 @@ class Roster(NamedTuple):
 
 
 class Seed(NamedTuple):
-    """First client -> every other client: what the random hyperplanes follow from."""
+    """First client -> every other client: the seed of the random hyperplanes."""
 
     seed: _Key
 

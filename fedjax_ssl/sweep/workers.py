@@ -320,7 +320,7 @@ def _cut(programs: Sequence[list[PlannedRun]], workers: int) -> list[list[Planne
     waiting = sorted(filter(None, programs), key=len, reverse=True)
     last = len(waiting) % workers  # programs that would leave workers idle
     largest = math.inf
-    if workers > 1 and not gpus.found():  # which do all runs of a program at once
+    if workers > 1 and not gpus.found():  # a GPU does all runs of a program at once
         total = sum(map(len, waiting))
         largest = max(math.ceil(total / (_PARTS * workers)), _WORTH_A_START)
     counts = []

@@ -56,7 +56,7 @@ class Trial(NamedTuple):
 
     build: Build
     special: Special
-    kind: str  # of federation, see `toy.weak_federation`
+    kind: str  # kind of federation, see `toy.weak_federation`
     data: FederatedData
     method: Method
     init: Any
@@ -152,8 +152,8 @@ def infos_close(left: Infos, right: Infos, tolerance: float) -> None:
 
 
 def loss_on_labels(info: dict[str, float]) -> float:
-    """Return the server's loss where it trains: that of clients is of another, growing set of
-    examples in every round.
+    """Return the server's loss if it trains, because the clients' loss is over another, growing set
+    of examples in every round.
     """
     return info.get("server_loss", info["loss"])
 

@@ -53,7 +53,8 @@ class Examples(NamedTuple):
     names: list[str]  # one per example: the file, or the row in it
     labels: Int[np.ndarray, " n"]  # -1 = none is known
     source: str  # in words
-    notes: tuple[str, ...] = ()  # what was left out or is unlike training
+    notes: tuple[str, ...] = ()
+    # ^ sentences about examples that were left out or differ from training
     clients: list[str] | None = None
     # ^ who has each, where the run standardizes by client; None: nobody says it
 

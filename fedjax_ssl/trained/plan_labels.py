@@ -1,4 +1,4 @@
-"""The command `fedjax-ssl plan-labels RUN_OR_DATA --budget 40`: which examples to label next."""
+"""The command `fedjax-ssl plan-labels RUN_OR_DATA --budget 40`: choose examples to label next."""
 
 import argparse
 import io
@@ -35,7 +35,7 @@ and for images a sheet per client. Repeat the command when you have more labels.
   RUN    a run folder: the plan compares its training examples by its network's features
   DATA   a folder of images, a table, an .npz file or stored features, with the settings
          --data.X=VALUE that `run` needs"""
-_SIDE = 64  # of a thumbnail
+_SIDE = 64  # side of a thumbnail, in pixels
 _ACROSS = 10  # thumbnails
 _LINE = 14  # pixels of a line of text
 

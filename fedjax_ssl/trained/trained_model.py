@@ -229,8 +229,8 @@ class TrainedModel:
         return self._in_batches(function, values, self.scales.of(values, whose), batch_size)
 
     def digest(self) -> str:
-        """Compute a digest of the global model: of its parameters and all else that it embeds
-        with.
+        """Compute a digest of the global model: its parameters, and everything else in its
+        embedding.
         """
         leaves = jax.tree.leaves(self._state._replace(clients={}))
         return of_arrays(np.atleast_1d(np.asarray(leaf)) for leaf in leaves)

@@ -23,7 +23,7 @@ from fedjax_ssl.federated import map_rows
 from fedjax_ssl.graph import confidence
 from fedjax_ssl.prediction import Embedding, Points, Predictions
 
-_BYTES = 4  # of a number that is sent
+_BYTES = 4  # bytes of one number that is sent
 
 
 class Statistics(NamedTuple):
@@ -31,7 +31,7 @@ class Statistics(NamedTuple):
 
     counts: Float[np.ndarray, " K"]
     sums: Float[np.ndarray, "K d"]
-    products: Float[np.ndarray, "d d"]  # of two features, summed
+    products: Float[np.ndarray, "d d"]  # products of every two features, summed over examples
 
 
 def of_client(

@@ -19,14 +19,15 @@ class Candidates(NamedTuple):
     """Classes that examples may be of, without gradient."""
 
     sets: Bool[Array, "n K"]
-    weights: Float[Array, "n K"]  # of the classes' proxies in the positive; they need no sum
+    weights: Float[Array, "n K"]
+    # ^ weights of the classes' proxies in the positive; they need not sum to 1
 
 
 class Tuning(NamedTuple):
     """Settings of the server's tuning of proxies."""
 
     epochs: int  # passes over the rows of all clients; 0: none
-    rate: float | Array = 0.005  # of plain SGD
+    rate: float | Array = 0.005  # learning rate of plain SGD
     batch_size: int = 4
     cap: float | Array = 100.0  # the most that the margin may be
 

@@ -88,7 +88,7 @@ RECOMMENDED = {
             "optimizer.clip_norm": 5.0,
             "optimizer.keep_state": True,
             "optimizer.local_epochs": 11,
-            "federated.weighting": "examples",  # of the warm-up
+            "federated.weighting": "examples",  # weighting during the warm-up
         }
     }
 }
@@ -96,10 +96,11 @@ RECOMMENDED = {
 TAIL_SHARE = 0.03  # a class with less is a tail class
 RESIDUAL_EPOCHS = 5  # between two local residuals
 RESIDUAL_ROUNDS = 5  # between two global residuals
-# of clients without labels, as a factor of the run's learning rate; in the code 0.02 of 0.03
+# Learning rate of clients without labels, as a factor of the run's; 0.02 of 0.03 in the authors'
+# code.
 UNLABELLED_RATE = 2 / 3
 
-RESIDUAL = "global residual"  # of the state's terms: the model of the last global residual
+RESIDUAL = "global residual"  # entry of the term's state: the model of the last global residual
 
 
 class Thresholds(NamedTuple):

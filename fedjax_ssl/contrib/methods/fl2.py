@@ -71,7 +71,8 @@ from fedjax_ssl.objectives import batch_cross_entropy, divergence_from, sharpnes
 # Clients and server go on with the momentum of their last round.
 RECOMMENDED = {"fl2": {"server": {**AT_SERVER, "optimizer.keep_state": True}}}
 
-SMALLEST_WEIGHT = 1e-12  # of a client in the average: where all are certain, they count the same
+# lowest weight of a client in the average; if all are certain, they count the same
+SMALLEST_WEIGHT = 1e-12
 
 
 @checked

@@ -97,7 +97,7 @@ RECOMMENDED = {"proxyfl": WHOLE_BATCHES}
 EITHER: Literal["either"] = "either"  # labels of the received model; either may be confident
 CANDIDATES = "candidates"
 TUNING = "proxy_tuning"
-PROJECTIONS = "projections"  # what is added to the network's parameters
+PROJECTIONS = "projections"  # parameters added to the network
 
 
 @checked

@@ -48,7 +48,7 @@ from fedjax_ssl.objectives import soft_label_divergence
 RECOMMENDED = {"sage": WHOLE_BATCHES}
 
 HALVES_AT_05 = math.log(2) / 0.05  # the local share is 1/2 where confidences differ by 0.05
-_SMALLEST = 1e-6  # of a difference and of a share
+_SMALLEST = 1e-6  # added to a difference, and the lowest share
 
 
 @checked

@@ -1,4 +1,4 @@
-"""What personalizations share: whose network predicts."""
+"""Prediction by personalized networks: the part that all personalizations share."""
 
 import jax
 import jax.numpy as jnp

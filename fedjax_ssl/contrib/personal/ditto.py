@@ -117,7 +117,7 @@ def apfl(recipe: Recipe, *, mix: Share = 0.5, adaptive: bool = False) -> Recipe:
         moved = jax.tree.map(jnp.subtract, own.weights, mixed)
         weights = jax.tree.map(lambda v, d: v + share * d, model.weights, moved)
         if adaptive:
-            # What the step moved is the rate times the negative gradient.
+            # The step moved the weights by the learning rate times the negative gradient.
             apart = jax.tree.map(
                 lambda v, w, d: jnp.vdot(v - w, d), model.weights, at.weights, moved
             )

@@ -198,7 +198,7 @@ def _places(recipe: Recipe) -> Places:
     """Find the arrays of normalization layers in the groups that clients share."""
     groups = recipe.groups
     network, _ = jax.eval_shape(recipe.setup.model.init, jax.random.key(0))
-    # what normalizes is scaled: so flax names it in batch, group and layer norm
+    # A layer that normalizes has a "scale": flax calls it so in batch, group and layer norm.
     layers = {path[:-1] for path in flatten_dict(network) if path[-1] == "scale"}
     found = {
         path

@@ -1,4 +1,5 @@
-"""What hides a client or an example, by the names used in `config.privacy.name`, and its account.
+"""Mechanisms that hide a client or an example, by their names in `config.privacy.name`, and the
+privacy accountant.
 
 A mechanism is a frozen dataclass of settings that keeps `fedjax_ssl.runs.privacy.Mechanism`.
 """

@@ -1,4 +1,4 @@
-"""What the privacy of a run costs: epsilon after so many rounds, and the noise for a budget.
+"""Privacy accountant: epsilon after a number of rounds, and the noise for a budget.
 
 The sums are those of dp-accounting, which is loaded when one is asked for. Neighbours are
 federations of which one has a client more.
@@ -23,16 +23,16 @@ _LITTLE_NOISE = 0.25
 _MOST_STEPS = 5e4
 _MOST_STEPS_OF_ALL = 1e7
 _TAIL = 12  # deviations of a loss up to which it counts
-_ACCURACY = 1e-3  # of a noise that is solved for, relative
+_ACCURACY = 1e-3  # relative accuracy of a noise that is solved for
 _MOST_NOISE = 1e5
 _LEAST_NOISE = 0.1
-_LEAST_NOISE_GIVEN = 1e-3  # of which one round has an epsilon of half a million
+_LEAST_NOISE_GIVEN = 1e-3  # at this noise one round has an epsilon of half a million
 
 
 class Sampled(NamedTuple):
     """Sampling of cohorts: every client with the same probability, into a fixed number of slots."""
 
-    clients: int  # of the federation, N
+    clients: int  # clients in the federation, N
     expected: int  # clients of a round on average, n: the fixed denominator
     slots: int  # at most so many take part
 

@@ -1,4 +1,4 @@
-"""What no mechanism of privacy hides, and refuses."""
+"""Settings that no privacy mechanism covers, and that are refused."""
 
 from collections.abc import Collection
 

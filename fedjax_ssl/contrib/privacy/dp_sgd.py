@@ -55,7 +55,8 @@ from fedjax_ssl.runs import Earlier
 # Deviations of the number of drawn examples for which there are slots beyond its mean.
 _DEVIATIONS = 5
 _STREAM = "labelled"
-# What is made of the private steps alone: as `what_leaves` names it, and in an upload.
+# Parts of an upload that follow from the private steps alone: by the names of `what_leaves`, and by
+# the fields of `Upload`.
 _COVERED = ("update", "optimizer", "weight", "report")
 _OF_UPLOAD = ("update", "optimizer", "weight", "reported")
 
@@ -170,8 +171,9 @@ def slots_of(batch_size: int) -> int:
 def poisson_batches(
     batch_size: int, local_epochs: int, max_labelled: int, steps: int | None = None
 ) -> Sampler:
-    """Batches of stream "labelled" in which every example is with one probability, whatever the
-    others do: what accounts of privacy assume. Of more examples than slots, a random subset is in.
+    """Batches of stream "labelled" by Poisson sampling, as privacy accounting assumes: every
+    example is in with the same probability, independent of the others. If more examples are drawn
+    than there are slots, a random subset of them is used.
 
     Args:
         batch_size: B, examples of a batch on average; of a client with fewer, all.
@@ -179,7 +181,7 @@ def poisson_batches(
         max_labelled: static bound of labelled examples per client.
         steps: in a round, in place of epochs.
     """
-    # What is drawn does not depend on how wide tables are.
+    # The draw must not depend on how wide tables are.
     slots = slots_of(batch_size)
     size = max(max_labelled, slots)
     most = local_epochs * -(-max(max_labelled, 1) // batch_size) if steps is None else steps

@@ -1,5 +1,5 @@
-"""Client-level differential privacy: what one client changes in a round's sum is bounded, and the
-sum gets noise.
+"""Client-level differential privacy: a client's change of the round's sum is bounded, and noise is
+added to the sum.
 
 References:
     McMahan, Ramage, Talwar and Zhang, Learning differentially private recurrent language models,
@@ -38,7 +38,7 @@ from fedjax_ssl.federated.uploads import UploadTransform
 from fedjax_ssl.runs import Earlier
 
 _COVERED = ("update", "weight")
-_WITHIN = "within_clip"  # of `Upload.averages`
+_WITHIN = "within_clip"  # name in `Upload.averages`
 # Deviations of the number of drawn clients for which there are slots beyond its mean.
 _DEVIATIONS = 5
 
@@ -162,8 +162,9 @@ def gaussian(settings: Gaussian) -> Gaussian:
 
 
 def poisson(probability: float) -> CohortSampler:
-    """Every client takes part with one probability, whatever the others do and whatever it has:
-    what accounts of privacy assume. Of more clients than slots, a random subset takes part.
+    """Draw the cohort by Poisson sampling, as privacy accounting assumes: every client takes part
+    with the same probability, independent of the others and of its data. If more clients are drawn
+    than there are slots, a random subset of them takes part.
 
     Args:
         probability: of a client in a round, in (0, 1].
@@ -178,8 +179,8 @@ def poisson(probability: float) -> CohortSampler:
     ) -> Cohort:
         clients = num_examples.shape[0]
         drawn = jax.random.uniform(key, (clients,), jnp.float32)
-        # Those that are drawn have uniform numbers below the probability: the lowest of them are
-        # a random subset.
+        # Drawn clients have uniform numbers below the probability: the lowest of these are a random
+        # subset.
         highest, ids = jax.lax.top_k(jnp.where(drawn < probability, 1.0 - drawn, -1.0), size)
         ids = jnp.sort(jnp.where(highest >= 0, ids, clients)).astype(jnp.int32)
         return Cohort(ids, ids < clients)

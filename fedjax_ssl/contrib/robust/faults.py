@@ -21,9 +21,9 @@ from fedjax_ssl.keys import named_key
 class Fault(NamedTuple):
     """Fault of some clients: wrong labels or wrong updates."""
 
-    share: float  # of the clients that are faulty
+    share: float  # share of clients that are faulty
     action: str  # in words
-    factor: float | None = None  # of their updates; None: these are right
+    factor: float | None = None  # factor of their updates; None: updates are right
     flips_labels: bool = False  # they see class K - 1 - y in place of class y
 
     def in_federation(self, data: FederatedData, run_key: Key[Array, ""]) -> FederatedData:

@@ -250,7 +250,7 @@ def _make_plan(
         natural = np.unique(train.client, return_inverse=True)[1].astype(np.int32)
     sizes = np.sort(np.bincount(natural[natural >= 0]))
     group = train.group
-    if group is not None:  # what is in none is alone
+    if group is not None:  # an example without a group is alone in a group of its own
         alone = group.max() + 1 + np.arange(len(group))
         group = np.unique(np.where(group < 0, alone, group), return_inverse=True)[1]
         dataset = dataclasses.replace(dataset, train=dataclasses.replace(train, group=group))
@@ -320,7 +320,7 @@ def _count_examples(
     labels = dataset.train.y
     num_classes = dataset.num_classes
     num_natural = held_out.num_natural
-    # What there is before anything is held out: `least` and `most` examples with a label.
+    # Counts before anything is held out: at least `least` and at most `most` examples have a label.
     unlabelled = int((labels < 0).sum())
     class_counts = np.bincount(labels[labels >= 0], minlength=num_classes).astype(np.float64)
     largest_group = 1
@@ -354,7 +354,8 @@ def _count_examples(
         most = least = class_counts.sum()
     if held_out.test_fraction:
         hold_out(held_out.test_fraction)
-    # What is dealt where clients give test examples away: all, from which the others are taken.
+    # If clients give test examples away, all examples are dealt first, and these are taken from
+    # them.
     dealt = class_counts, int(least) + unlabelled, most
     # Then validation examples, and the server's.
     validates = held_out.validates(int(most * kept))
@@ -362,7 +363,7 @@ def _count_examples(
         held = hold_out(held_out.validation_fraction)
     supervision.check(num_clients, int(most * kept))
     at_server = supervision.count_at_server(class_counts * kept, int(most * kept))
-    # What is left for the clients, with a label or without.
+    # The examples that remain for the clients, with or without a label.
     most = int(most) - at_server
     least = max(int(least) - at_server, 0)
     if num_natural:  # whole clients are held out, whatever of theirs has a label

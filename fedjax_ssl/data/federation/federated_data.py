@@ -67,7 +67,8 @@ class FederatedData:
     inputs: Array
     # ^ [N, ...] uint8 as stored, or float32; `LoadedInputs` where most examples stay on the host
     labels: Int[Array, " N"]  # ground truth, -1 = none; only for evaluation and diagnostics
-    observed: Int[Array, " N"]  # what some client (or the server, for its rows) sees, -1 = nothing
+    observed: Int[Array, " N"]
+    # ^ label that some client (or the server, for its rows) sees, -1 = none
     index: Int[Array, "C n"]
     # ^ rows of `inputs` per client: labelled ones, then those with a weak label; padding 0
     num_labelled: Int[Array, " C"]
@@ -88,7 +89,7 @@ class FederatedData:
     # ^ clients C, C + 1, ... that have test examples but train on nothing
     min_labelled: int = _static(default=1)  # bound over clients that have labels
     num_parts: int = _static(default=1)
-    # ^ of equal size, in which the unlabelled examples in `index` come (streaming)
+    # ^ parts of equal size, in which the unlabelled examples in `index` arrive (streaming)
     rounds_per_part: int | None = _static(default=None)  # None: rounds of the run // num_parts
     weak: WeakLabels | None = None  # coarse labels and sets, where some client has any
     coarse_names: tuple[str, ...] = _static(default=())
@@ -118,8 +119,8 @@ class FederatedData:
 
     @property
     def max_unlabelled_at_once(self) -> int:
-        """Bound over clients of the unlabelled examples that a client has in a round: those of
-        one part.
+        """Bound over clients of the unlabelled examples that a client has in a round, which are one
+        part of all.
         """
         return -(-self.max_unlabelled // self.num_parts)
 
@@ -217,7 +218,7 @@ def what_is_compared(dataset: "Dataset", data: FederatedData) -> dict[str, Any]:
 
 
 def pooled(federation: FederatedData, tested: bool) -> FederatedData:
-    """Bring all examples to one client: those of the clients, and those of the server.
+    """Bring all examples, the server's too, to one client.
 
     What is seen of class labels stays seen. Weak labels and parts, which belong to clients, are
     left out.

@@ -43,7 +43,7 @@ class NotLoaded:
         self.ndim = len(shape)
 
     def __getattr__(self, name: str) -> NoReturn:
-        if name.startswith("_"):  # what Python and JAX try on anything
+        if name.startswith("_"):  # Python and JAX try such names on any object
             raise AttributeError(name)
         raise NotOnDevice
 
@@ -272,7 +272,7 @@ def _rows_for_evaluation(federation: FederatedData) -> Int[np.ndarray, " m"]:
 
 
 def most_rows(federation: FederatedData, clients: int) -> int:
-    """Count the training examples that so many clients have at most: those of the largest ones."""
+    """Return the most training examples that so many clients can have together."""
     sizes = np.sort(np.asarray(federation.num_examples).astype(np.int64))
     return int(sizes[max(len(sizes) - clients, 0) :].sum())
 

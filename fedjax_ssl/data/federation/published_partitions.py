@@ -398,7 +398,7 @@ def own_class(
     return Partition(assign)
 
 
-_DRAWS = 64  # of which the first even enough one is taken
+_DRAWS = 64  # draws at most; the first draw that is even enough is taken
 _SMALLER = 0.25  # share of a slice that its smaller client has at least
 
 

@@ -16,7 +16,7 @@ _BARS = " ▁▂▃▄▅▆▇█"
 # columns in words
 _WEAK = {"coarse": "with a coarse label", "in sets": "in sets with known class shares"}
 _DRAWN = 2000  # clients in a picture at most
-_NAMED = 60  # of them with a name
+_NAMED = 60  # clients in a picture with their names, at most
 _COLORS = {
     "examples": "lightsteelblue",
     "coarse": "mediumorchid",

@@ -20,7 +20,7 @@ from fedjax_ssl.data.federation.host_inputs import HostInputs, load_examples
 from fedjax_ssl.data.reading.formats import damage
 
 FORMAT = 1
-# What an example is to a client, or to nobody in particular: part of the hash.
+# Roles of an example, for a client or for nobody in particular; part of the hash.
 _UNLABELLED, _LABELLED, _WEAK, _TEST, _VALIDATION, _SERVER = range(6)
 _ENTRY = np.dtype([("example", "<u8"), ("kind", "u1"), ("set", "<u8")])
 _NOBODY = -1
@@ -32,7 +32,7 @@ class SplitFile(NamedTuple):
     rows: Int[np.ndarray, " R"]
     # ^ training examples of the clients, one client after the other
     starts: Int[np.ndarray, " C+1"]  # client c has rows[starts[c]:starts[c + 1]]
-    labelled: Int[np.ndarray, " L"]  # those of `rows` whose class label the client sees
+    labelled: Int[np.ndarray, " L"]  # rows whose class label the client sees
     server: Int[np.ndarray, " S"]  # labelled examples at the server
     validation: Int[np.ndarray, " V"]
     test: Int[np.ndarray, " T"]
@@ -40,7 +40,7 @@ class SplitFile(NamedTuple):
     # ^ the client that each test example belongs to: from C on, clients that do not train; -1:
     # nobody's
     widths: Int[np.ndarray, " 6"]
-    # ^ of a run's tables, as `_widths` has them: sums over them are added in the same order then
+    # ^ widths of a run's tables, see `_widths`: with equal widths, sums are added in the same order
     dataset: str  # its name, for messages
     content: str  # digest of its examples and labels, in their order
     split: str  # hash of the split
@@ -94,7 +94,7 @@ def split_hash(dataset: Dataset, data: FederatedData) -> str:
     cuts = np.flatnonzero(np.diff(client)) + 1
     blocks = np.split(entries[order], cuts)
     digests = [hashlib.blake2b(block.tobytes(), digest_size=16).digest() for block in blocks]
-    # What nobody has comes first, if there is such, and clients in the order of their digests.
+    # Examples of nobody come first, if there are any, then clients in the order of their digests.
     of_nobody = client[:1].tolist() == [_NOBODY]
     ordered = digests[:of_nobody] + sorted(digests[of_nobody:])
     return hashlib.blake2b(b"".join(ordered), digest_size=6).hexdigest()

@@ -53,7 +53,7 @@ class Supervision(NamedTuple):
     # ^ rules and for how many further clients; None: all clients
     prior: str = "train"
     # ^ class shares at test time: of the clients' examples, "uniform", or what the "sets" add up to
-    noise: float = 0.0  # of the class shares that clients report
+    noise: float = 0.0  # noise in the class shares that clients report
 
     def check(self, num_clients: int, num_with_label: int) -> None:
         """Raise ValueError where more labels or more clients of a kind are asked for than
@@ -80,8 +80,8 @@ class Supervision(NamedTuple):
     def count_at_server(
         self, class_counts: Sequence[float] | Float[np.ndarray, " K"], there: int
     ) -> int:
-        """Labels at the server, at most: of every class floor(server_labels / K), the rest is
-        dropped (SemiFL's code); or all of the labels that are there.
+        """Count the labels at the server, at most: floor(server_labels / K) of each class, the rest
+        dropped (SemiFL's code), or all labels that exist.
 
         Raises:
             ValueError: that is 0, or some class has fewer examples.

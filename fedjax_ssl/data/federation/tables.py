@@ -1,5 +1,5 @@
-"""What a federation is drawn as, before and after: its plan, the role of every example, and the
-tables of these roles.
+"""Arrays of a federation while it is drawn: its plan, the role of every example, and the tables of
+these roles.
 """
 
 import dataclasses

@@ -1,4 +1,4 @@
-"""Weak labels: what clients know about examples whose class they do not see.
+"""Weak labels: coarse labels and set proportions in place of class labels.
 
 A coarse label comes from another label space (FedMT, arXiv 2210.02042), a set with known class
 shares from nothing but counting (FedUL, arXiv 2204.03304). Both are the class seen through a
@@ -37,7 +37,7 @@ from fedjax_ssl.registry import check_known
 # how sets are filled, see `unlabelled_sets`
 Protocol = Literal["dealt", "equal", "reference"]
 # smallest share before normalization, and factor of the dominant class (FedUL)
-_SCALINGS = 30  # of what sets want, by set and by class
+_SCALINGS = 30  # iterations that scale the sets' shares, by set and by class in turn
 _LOWEST = 0.1
 _DOMINANCE = 10.0
 
@@ -92,7 +92,7 @@ def coarse_labels(correspondence: str, overlap: float = 0.0) -> WeakRule:
         ]
         most = max(map(len, spaces))
         matrices = np.stack([np.pad(one, ((0, most - len(one)), (0, 0))) for one in spaces])
-        space = (running_sum(holdings.members) - 1) % len(names)  # of each client
+        space = (running_sum(holdings.members) - 1) % len(names)  # label space of each client
         with np.errstate(divide="ignore"):
             logits = jnp.asarray(np.log(matrices), jnp.float32).transpose(0, 2, 1)
         drawn = drawn_observations(key, logits[space[holdings.client], holdings.labels])
@@ -318,7 +318,7 @@ def unlabelled_sets(
         wanted = _wanted(named_key(key, "shares"), num_sets, num_classes, most)
         pool = count_groups(holdings.cell, num_clients * num_classes).reshape(num_clients, -1)
         draw_key = named_key(key, "sets")
-        size = pool.sum(axis=1, dtype=jnp.int32) // jnp.maximum(num_sets, 1)  # of a set
+        size = pool.sum(axis=1, dtype=jnp.int32) // jnp.maximum(num_sets, 1)  # examples of one set
         size = size[:, None, None].astype(wanted.dtype)
         if protocol == "reference":
             quota = jnp.floor(size * wanted + 1e-4).astype(jnp.int32)
@@ -374,8 +374,8 @@ def _spread(counts: tuple[int, ...], members: Bool[Array, " C"]) -> Int[Array, "
 
 
 def _of_one_size(wanted: Array, pool: Array) -> Float[Array, "C O K"]:
-    """Examples per set and class whose sums are those of the pool, and alike for all sets of a
-    client: what is wanted, scaled in turn (Sinkhorn and Knopp, 1967).
+    """Return examples per set and class for sets of one size: the wanted shares, scaled in turn
+    (Sinkhorn and Knopp, 1967) until their sums are those of the pool.
     """
     real = jnp.any(wanted > 0, axis=2, keepdims=True)
     classes = pool[:, None, :].astype(wanted.dtype)

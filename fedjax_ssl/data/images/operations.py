@@ -13,7 +13,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int, Shaped
 
 Images = Float[Array, "n C H W"]
-Strengths = Float[Array, " n"]  # of each image
+Strengths = Float[Array, " n"]  # one strength for each image
 Stored = Shaped[Array, "n H W C"]  # as a dataset has them, uint8 or float
 
 LARGEST = 255.0

@@ -1,4 +1,4 @@
-"""Policies of random augmentation as data: which operations are drawn, how often, and how strong.
+"""Policies of random augmentation as data: the operations drawn, their number and their strength.
 
 A strength is an entry of a table; a range is a table of `LEVELS` evenly spaced strengths. Sources:
 the papers and their published code, which each policy names.
@@ -44,7 +44,7 @@ class Policy(NamedTuple):
 
     choices: tuple[Choice, ...]
     number: int  # operations one after the other, drawn with replacement
-    chance: float = 1.0  # that a drawn operation is applied
+    chance: float = 1.0  # probability that a drawn operation is applied
     # An image draws one of these once, and every operation's level below it, uniformly.
     levels: tuple[int, ...] = (LEVELS,)
     cutout: Choice | None = None  # after the operations

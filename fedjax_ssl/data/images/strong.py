@@ -141,7 +141,7 @@ def sage(before: Before, operations: Limited = 2, input_max: float = 255.0) -> A
 
 
 def fedrgd(before: Before, operations: Limited = 2, input_max: float = 255.0) -> Augmentation:
-    """Strong augmentation of FedRGD's published code: that of SAGE, translated by shares of the
+    """Strong augmentation of FedRGD's published code: SAGE's, with translations as shares of the
     side.
 
     Args:

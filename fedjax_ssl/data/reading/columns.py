@@ -157,8 +157,8 @@ def read_columns(
     findings: Findings,
     marks: Collection[str] = MARKS,
 ) -> Columns:
-    """Give numbers to the texts. What does not fit goes into `findings`; stop there before the
-    result is used.
+    """Turn texts into numbers. Texts that do not fit go into `findings`; stop on these before you
+    use the result.
 
     Args:
         texts: a row per example, with those of `ROLES` that are known, as text; the index says

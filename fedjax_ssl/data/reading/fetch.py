@@ -13,7 +13,7 @@ from fedjax_ssl.data.reading.cache import ROOT_VARIABLE, data_root, kept, load_c
 from fedjax_ssl.data.reading.own import EMBEDDED, DatasetUnavailable, Place, not_here
 from fedjax_ssl.errors import counted
 
-RETRIES = 2  # of one address
+RETRIES = 2  # further tries of one address
 SAY_EVERY = 5.0  # seconds between two lines about progress
 
 logger = logging.getLogger(__name__)
@@ -63,7 +63,7 @@ def fetch(
     dest.parent.mkdir(parents=True, exist_ok=True)
     tried: list[tuple[str, str]] = []
     known = None if sha256 is None else f"sha256:{sha256}"
-    # as it is stored: a file that the server unpacks has another digest
+    # The file as it is stored: one that the server unpacks would have another digest.
     headers = {"Accept-Encoding": "identity", "User-Agent": "fedjax_ssl"}
     for url in urls:
         logger.info("downloading %s", url)
@@ -81,7 +81,7 @@ def fetch(
                     progressbar=_Progress(dest.name), headers=headers, timeout=timeout
                 ),
             )
-        except (OSError, ValueError) as error:  # those of requests are among the first
+        except (OSError, ValueError) as error:  # exceptions of requests are subclasses of these
             tried.append((url, " ".join(str(error).split())))
         else:
             return dest
@@ -133,12 +133,12 @@ class Facts(NamedTuple):
 
     train: int  # training examples
     test: int  # test examples; 0: it has no test split of its own
-    shape: tuple[int, ...]  # of one example
+    shape: tuple[int, ...]  # shape of one example
     classes: int
     clients: int = 0  # natural ones
     unlabelled: int = 0  # training examples without a label
     fields: Mapping[str, Any] = {}
-    # ^ of `Dataset`, such as the names of classes, the mean and the deviation
+    # ^ further fields of `Dataset`, such as class names, mean and standard deviation
 
 
 @dataclasses.dataclass(frozen=True)

@@ -26,7 +26,7 @@ if TYPE_CHECKING:  # takes long to import
     import pandas
 
 EMBEDDED = 'load("digits") or load("glyphs")'  # datasets that need no download
-Place = Path | str | None  # of a file or folder; None: the usual one
+Place = Path | str | None  # path of a file or folder; None: the default one
 SHOWN = 5  # examples of one kind that a message names
 
 
@@ -129,7 +129,7 @@ def some(rows: Sequence[int] | np.ndarray, places: Sequence[str]) -> str:
     return named if len(rows) <= SHOWN else f"{named} and {len(rows) - SHOWN:,} more"
 
 
-# what stands for a missing cell, beside an empty one, in capitals or not
+# texts of a missing cell besides the empty one, in any case
 MARKS = ("?", "NA", "N/A", "NaN", "null")
 EXACT = 2**53  # from here on floating-point numbers skip whole numbers
 # a number of many digits as spreadsheets and floating point write it
@@ -416,7 +416,7 @@ def _read_parquet(path: Path) -> "pandas.DataFrame":
 # Names of arrays of inputs, and of their labels, in the order in which they are predicted: new
 # examples first.
 TEST_ARRAYS = {"test_inputs": "test_labels", "x_test": "y_test", "test_images": "test_labels"}
-CHANNELS = (1, 2, 3, 4)  # of images; another number may be another axis
+CHANNELS = (1, 2, 3, 4)  # numbers of channels of an image; another number may be another axis
 VALIDATION_ARRAYS = {"val_images": "val_labels", "x_val": "y_val"}
 TRAIN_ARRAYS = {
     "inputs": "labels",

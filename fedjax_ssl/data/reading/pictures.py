@@ -42,7 +42,7 @@ KINDS: dict[str, Kind] = {
 TURNED = range(5, 9)  # values of EXIF's orientation that swap height and width
 # Pillow would start Ghostscript, or ask Windows, for these.
 EXTERNAL = ("EPS", "WMF")
-# What makes a file of each kind that is refused one that is read, in Python.
+# Python that turns a file of each refused kind into one that can be read.
 _SIXTEEN = "Image.fromarray(numpy.clip({}, 0, 65535).astype('uint16')).save('new.png')"
 MENDED = {
     "with a palette, transparency or another space of colours": (

@@ -62,7 +62,7 @@ class Feature:
 
     name: str
     kind: Literal["number", "date", "words"] = "number"
-    # ^ what its cells hold; a date is days since 1970
+    # ^ type of its cells; a date is read as days since 1970
     form: str = ""  # how a date is written, as `pandas.to_datetime` takes it
     levels: Names = ()
     # ^ words that training knew; each is an input, 1 where the cell holds it
@@ -89,20 +89,20 @@ class TableReading(Reading):
     """Conversion of the rows of a table to inputs."""
 
     roles: dict[str, str]  # role -> name of the column that says it
-    missing: Missing = "refuse"  # what becomes of rows with missing cells
+    missing: Missing = "refuse"  # treatment of rows with missing cells
     marks: Names = MARKS  # stand for missing cells, beside empty ones
     codes: Names = ()  # columns of numbers that are one-hot encoded as words are
     max_levels: int = MOST_LEVELS  # words that a column may hold
     dates: Names = ()  # columns of dates
     date_format: str = ISO  # how these are written, as `pandas.to_datetime` takes it
-    decimal: str = "."  # what stands between whole number and fraction
+    decimal: str = "."  # decimal separator
     features: tuple[Feature, ...] = ()  # columns that are inputs, in their order
     # client -> what stands in for its missing cells, by feature, where inputs are standardized by
     # client; None: it has no value in training, and all its cells are like missing ones
     fills: Mapping[str, tuple[float | None, ...]] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        # What JSON kept of a feature is a dictionary.
+        # JSON stores a feature as a dictionary.
         read = (one if isinstance(one, Feature) else Feature(**one) for one in self.features)
         object.__setattr__(self, "features", tuple(read))
 
@@ -117,7 +117,9 @@ class TableReading(Reading):
 
     @property
     def learned(self) -> dict[str, str]:
-        """Describe what it has of all training rows: what it is -> what does without it."""
+        """Describe statistics learned from all training rows: {statistic -> how to do without
+        it}.
+        """
         words = [one.name for one in self.features if one.levels]
         far = [one.name for one in self.features if one.center]
         found = {}

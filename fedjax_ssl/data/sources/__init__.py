@@ -89,7 +89,7 @@ def load(
     own = {"left_out_client": left_out_client, "standardize": standardize, **places}
     usual = inspect.signature(load).parameters
     taken = inspect.signature(SOURCES.builder(name)).parameters
-    given = {  # what is not given is the loader's own default
+    given = {  # options that are not given keep the loader's default
         place: value
         for place, value in own.items()
         if place in taken

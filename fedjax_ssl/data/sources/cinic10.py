@@ -19,7 +19,7 @@ from fedjax_ssl.data.sources.cifar import CIFAR10_CLASSES
 TAR = "CINIC-10.tar.gz"
 SIDE = 32
 LARGEST_IMAGE = 1 << 16  # bytes of a PNG; 3,072 are its pixels
-# of the channels, as the authors' repository states them (BayesWatch/cinic-10)
+# Mean and deviation of the channels, from the authors' repository (BayesWatch/cinic-10).
 MEAN = (0.47889522, 0.47227842, 0.43047404)
 STD = (0.24205776, 0.23828046, 0.25874835)
 

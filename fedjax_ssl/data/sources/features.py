@@ -118,7 +118,7 @@ class Encoded:
     """Description of a folder of features; it fits into JSON."""
 
     data: dict[str, Any]  # fingerprint of the examples
-    encoder: dict[str, Any]  # what the encoder is known by
+    encoder: dict[str, Any]  # facts that identify the encoder
     augmentation: dict[str, Any]  # names and settings of the weak and the strong one, and the seed
     weak: int  # views of a training example
     strong: int

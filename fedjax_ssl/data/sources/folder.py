@@ -327,9 +327,7 @@ def read_by_table(
 
 
 def _check_repeats(texts: "pandas.DataFrame", findings: Findings) -> None:
-    """Find rows about one image: those that say the same count once, those that differ are a
-    problem.
-    """
+    """Find several rows about one image: equal rows count once, different ones are a problem."""
     repeats = texts[texts.duplicated("file")]
     for place, row in repeats[~texts.duplicated().reindex(repeats.index)].iterrows():
         first = texts[texts["file"] == row["file"]].iloc[0]

@@ -52,7 +52,7 @@ class _Opened(NamedTuple):
     splits: Mapping[str, Iterable[Mapping[str, Any]]]  # rows, as values by column
     columns: Sequence[str]
     fitting: Mapping[str, Sequence[str]]  # columns that could be the input, and the label
-    class_names: Mapping[str, Sequence[str]]  # of those columns that have some
+    class_names: Mapping[str, Sequence[str]]  # class names by column, for columns that have them
     content: object  # fits into JSON, and differs where rows may differ
 
 

@@ -13,10 +13,10 @@ from fedjax_ssl.data.reading.fetch import Facts
 from fedjax_ssl.data.reading.register import ENTRIES, dataset
 from fedjax_ssl.errors import check_known
 
-# of what stands for a user's own files
+# Sizes for datasets that are the user's own files.
 _OWN = Facts(800, 200, (32,), 10, clients=2)
 _STEP = 13  # bytes between two images, which overlap in memory: any number of them takes little
-_BYTES = 1 << 28  # of the inputs, at most, where examples are not given
+_BYTES = 1 << 28  # bytes of the inputs, at most, if the number of examples is not given
 
 
 @dataset(

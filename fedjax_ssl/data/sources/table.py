@@ -110,7 +110,8 @@ def load_table(
             cells.date_format,
             cells.decimal,
         )
-        if "label" not in texts and options.classes is None:  # what else is wrong is said with it
+        # report the other problems together with this one
+        if "label" not in texts and options.classes is None:
             unsure = possible_columns(table, "label")
             sure = [name for name in chosen if name not in unsure]
             fit(table, sure, np.ones(len(table), bool), asked, findings).read(table, findings)

@@ -1,4 +1,4 @@
-"""Upload transforms: what happens to an upload between a client and the sum."""
+"""Upload transforms: changes of an upload between a client and the sum."""
 
 # For users who run mypy --strict.
 # mypy: implicit-reexport

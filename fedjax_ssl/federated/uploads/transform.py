@@ -122,7 +122,7 @@ def _same_form(says: str, given: _Message, made: Any) -> _Message:
     for field in wanted._fields:
         before = getattr(given, field)
         after = getattr(made, field)
-        if field == "averages":  # which may have more names
+        if field == "averages":  # terms may add further names here
             after = {name: after[name] for name in before if name in after}
         _compare(says, f"the field {field!r}", before, after)
     return made

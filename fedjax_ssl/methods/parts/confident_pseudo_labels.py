@@ -1,4 +1,4 @@
-"""Training on confident pseudo-labels: what SemiFL, FedMT, (FL)^2 and CBAFed have in common.
+"""Training on confident pseudo-labels: the shared part of SemiFL, FedMT, (FL)^2 and CBAFed.
 
 Once per round, with the model just received, every client labels all its examples. It trains on
 those of which the model is confident; SemiFL and FedMT do so under strong augmentation, and on
@@ -65,7 +65,7 @@ class ConfidentLabels(NamedTuple):
     labels: Int[Array, " n"]  # class label, or the network's prediction; -1 on padding
     confident: Bool[Array, " n"]  # examples to train on
     confidence: Float[Array, " n"]  # largest probability; 1 for class labels
-    extra: PyTree = ()  # what a method adds
+    extra: PyTree = ()  # further fields of a method
 
 
 class Choice(NamedTuple):

@@ -1,4 +1,4 @@
-"""Pseudo-labels of a local step: whose they are, and which rows count.
+"""Pseudo-labels of a local step: the model that gives them, and the rows that count.
 
 A step's guess for an unlabelled example is made of class probabilities of the model in training,
 of the one that the client received, or of both; which rows count is said by a fixed threshold, or
@@ -40,7 +40,8 @@ from fedjax_ssl.objectives import (
     freematch_update,
 )
 
-FAIRNESS_WEIGHT = 0.001  # of FreeMatch's fairness beside the loss of unlabelled examples
+# weight of FreeMatch's fairness loss, relative to the loss of unlabelled examples
+FAIRNESS_WEIGHT = 0.001
 
 # (step, inputs as the network sees them, scores of the model in training) -> scores of who labels
 Label = Callable[[Step, Array, Array], Array]
@@ -113,7 +114,7 @@ Counts = Callable[[Array], Array]
 class Guess(NamedTuple):
     """The pseudo-labels of a batch of stream "unlabelled"."""
 
-    logits: Float[Array, "b K"]  # of whose labels they are
+    logits: Float[Array, "b K"]  # logits of the model that labels
     labels: Int[Array, " b"]
     counted: Bool[Array, " b"]  # rows that are learned from
     averages: FreeMatch | tuple[()] = ()  # FreeMatch's, after the step
@@ -132,7 +133,8 @@ class Guesses(NamedTuple):
     setup: Setup
     how: Guessing
     label: Label
-    threshold: float | Array  # of the largest probability, if it is fixed
+    threshold: float | Array
+    # ^ smallest confidence of a row that counts, if the rule is a fixed threshold
     above: bool  # a row counts above a fixed threshold and not at it
 
     def __call__(

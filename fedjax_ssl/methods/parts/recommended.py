@@ -15,7 +15,7 @@ AT_CLIENTS: Fields = {
     "optimizer.learning_rate": 0.3,
     "optimizer.local_epochs": 5,
 }
-# of SemiFL's code, of clients and of the server's average, but for rate and epochs
+# SemiFL's code, for clients and for the server's average; learning rate and epochs are apart.
 SEMIFL_OPTIMIZERS: Fields = {
     "optimizer.schedule": "cosine",
     "optimizer.momentum": 0.9,
@@ -53,7 +53,7 @@ _KINDS = {
     "sets": frozenset({"sets"}),
     "mixed": frozenset({"labels", "coarse", "sets"}),
 }
-# What a method has that says nothing of a place.
+# Places where labels can be, for methods that name none, with the fields recommended there.
 PLACES: dict[str, Fields] = {
     "per_client": AT_CLIENTS,
     "server": AT_SERVER,

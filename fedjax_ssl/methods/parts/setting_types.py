@@ -6,7 +6,7 @@ from jaxtyping import Array
 
 from fedjax_ssl.checks import In, Whole
 
-Weight = Annotated[float | Array, In("[0, inf)")]  # of a loss
+Weight = Annotated[float | Array, In("[0, inf)")]  # weight of a loss
 Share = Annotated[float | Array, In("[0, 1]")]  # or a probability
 Decay = Annotated[float | Array, In("[0, 1)")]
 Positive = Annotated[float | Array, In("(0, inf)")]

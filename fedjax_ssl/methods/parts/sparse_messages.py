@@ -1,6 +1,4 @@
-"""Messages with some of a model's numbers: what the receiver has afterwards, and how many bytes
-it took.
-"""
+"""Messages with part of a model's numbers: the receiver's state afterwards, and the bytes sent."""
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +9,7 @@ from fedjax_ssl.federated.traffic import BYTES_PER_NUMBER, count
 
 
 def merge(sent: PyTree, new: PyTree, old: PyTree) -> PyTree:
-    """Return the receiver's entries: those of `new` where `sent` holds, all others of `old`."""
+    """Return the receiver's entries: `new` where `sent` is True, otherwise `old`."""
     return jax.tree.map(jnp.where, sent, new, old)
 
 

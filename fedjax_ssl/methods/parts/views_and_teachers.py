@@ -72,7 +72,7 @@ def check_weak_views(setup: Setup, count: int) -> None:
 class SecondPass(NamedTuple):
     """A pass of a network by itself."""
 
-    inputs: Float[Array, "b ..."]  # as it saw them
+    inputs: Float[Array, "b ..."]  # inputs as the network saw them
     logits: Float[Array, "b K"]
     model_state: PyTree  # running statistics after it
 
