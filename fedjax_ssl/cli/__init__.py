@@ -129,7 +129,7 @@ def main(arguments: list[str] | None = None) -> int:
         return code
     except BrokenPipeError:  # whoever reads, `head` for example, has read enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        if name not in UNFINISHED:
+        if name not in UNFINISHED or "--help" in rest or "-h" in rest:
             return 0
         print(
             "error: nobody reads the output any more; the same command goes on with what is "

@@ -77,8 +77,11 @@ def main(arguments: list[str]) -> int:
         for command in (_command(proposal, asked.name, asked.settings) for proposal in proposals)
         if not rehearse(command, shared, traced=False)
     ]
+    prefix = "runs/" + path.stem.replace(":", "_").replace(",", "_")
     for command in found:
-        print(f"\n{command.proposal.method}: {command.proposal.why}\n  {command.line}")
+        method = command.proposal.method
+        print(f"\n{method}: {command.proposal.why}")
+        print(f"  {command.line} --workdir {prefix}_{method}")
     if not found:
         print("\nno method learns from these labels; give clients or the server some")
         return 2
@@ -86,8 +89,8 @@ def main(arguments: list[str]) -> int:
     if own not in {command.proposal.method for command in found}:
         print(f"\n{own}: the method of this config")
     print(
-        f"\n{counted(len(found), 'method')} of `fedjax-ssl list methods`; terms of compositions: "
-        "`fedjax-ssl list terms`"
+        f"\n{counted(len(found), 'suggestion')}; all: `fedjax-ssl list methods`, and "
+        "`fedjax-ssl list terms` for compositions"
     )
     return 0
 

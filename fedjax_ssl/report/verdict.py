@@ -5,8 +5,10 @@ chance.
 import math
 
 from fedjax_ssl.errors import counted
-from fedjax_ssl.report.numbers import LEVEL, TELLING, Cell, mean_text, written
+from fedjax_ssl.report.numbers import COSTS, LEVEL, TELLING, Cell, mean_text, written
 from fedjax_ssl.report.runs import Group, Report
+
+_UNEQUAL_STEPS = 1.2  # times as many local steps as another group that are worth a sentence
 
 
 def verdict(report: Report) -> str:
@@ -32,12 +34,28 @@ def verdict(report: Report) -> str:
         said.append(f"That is {_apart(report, best, report.baseline, ' (baseline)')}.")
     if second is not report.baseline:
         said.append(f"It is {_apart(report, best, second, ', the next')}.")
+    said += _unequal_steps(report, best, [one for one in ranked if one is not best])
     if len(ranked) > 3:
         said.append("The best of many groups is in part the luckiest.")
     if others:
         other = f"{counted(len(others), 'other group')} with other test examples or labels"
         said.append(f"{other}: not compared here.")
     return " ".join(said)
+
+
+def _unequal_steps(report: Report, best: Group, others: list[Group]) -> list[str]:
+    """Say how many times the local steps of the baseline, or else of the next group, the best took,
+    where they differ.
+    """
+    other = report.baseline if report.baseline in others else others[0]
+    place = list(COSTS).index("local steps")
+    own, its = (report.costs[report.groups.index(one)][place] for one in (best, other))
+    if not own or not its or max(own / its, its / own) < _UNEQUAL_STEPS:
+        return []
+    return [
+        f"It took {own / its:.2g} times the local steps of {other.name}: with "
+        "--optimizer.local_steps=N all take the same number."
+    ]
 
 
 def _apart(report: Report, best: Group, other: Group, role: str) -> str:

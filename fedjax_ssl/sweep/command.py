@@ -305,6 +305,12 @@ def describe(title: str, plan: Plan, folder: Path, processes: int) -> list[str]:
         values = list(dict.fromkeys(given))
         more = f", ... ({len(values)} values)" if len(values) > 8 else ""
         lines.append(f"  {field}: {', '.join(values[:8])}{more}")
+    steps = {run.config["optimizer"].get("local_steps") for run in plan.runs}
+    if "method.name" in plan.fields and None in steps:
+        lines.append(
+            "  local steps: each method takes its own number in a round; "
+            "for the same number add --set optimizer.local_steps=N"
+        )
     at_once = counted(min(processes, missing) or processes, "process", "processes")
     return [*lines, f"  workers: {at_once} at a time", f"  folder: {folder}"]
 

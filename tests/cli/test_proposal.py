@@ -213,12 +213,14 @@ def test_all_that_is_wrong_with_a_table_is_said_at_once(capsys, tmp_path):
 
 @pytest.mark.thorough
 def test_methods_for_clients_of_four_kinds_are_one_for_all_and_terms_in_one_step(capsys):
-    assert cli.main(["choose", "digits_mixed", "--rounds=4"]) == 0
+    assert cli.main(["choose", "digits_mixed", "--rounds=60"]) == 0
     output = capsys.readouterr().out
     assert output.startswith("digits_mixed: 11 clients, 2 labelled clients, 4 clients with coarse")
     lines = re.findall(r"^  fedjax-ssl (run .*)$", output, re.M)
-    assert lines[0] == "run digits_mixed --rounds=4 --method.name=mixed"
-    assert lines[1].endswith("=compose --method.parts=channels,graph --method.graph.after=2")
+    assert lines[0].startswith("run digits_mixed --rounds=60 --method.name=mixed --workdir ")
+    assert "=compose --method.parts=channels,graph --method.graph.after=30 " in lines[1]
+    folders = [line.rpartition(" ")[2] for line in lines]
+    assert folders[0] == "runs/digits_mixed_mixed" and len(set(folders)) == len(folders)
 
 
 @pytest.mark.thorough

@@ -404,6 +404,10 @@ def test_a_sentence_says_who_is_ahead_and_whether_it_may_be_chance(two, capsys):
         shutil.rmtree(two / folder)
     assert "on 1 common seed, which cannot tell a difference from chance" in verdict(read([two]))
     assert "is level with xclp, the next." in verdict(read([two], metric="test_loss"))
+    assert "local steps" not in verdict(read([two]))
+    for file in two.glob("b?/metrics.jsonl"):
+        file.write_text(file.read_text().replace('"local_steps": 1334', '"local_steps": 4002'))
+    assert "It took 3 times the local steps of fedavg: with " in verdict(read([two]))
     shutil.rmtree(two / "b1")
     assert verdict(read([two])) == ""
 
