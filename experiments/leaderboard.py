@@ -353,7 +353,7 @@ def shown(table: Table, ranked: Sequence[str], stored: Mapping[str, Any]) -> lis
     best, *others = [row for row in ranked if stored[row]["splits"] == stored[ranked[0]]["splits"]]
     alike = [row for row, found in verdicts(others, best, stored).items() if found == "unknown"]
     if alike:
-        said.append(f"Not told from the best, {best}: {'; '.join(alike)}.")
+        said.append(f"Not distinguishable from the best, {best}: {'; '.join(alike)}.")
     elif others:
         said.append(f"The best, {best}, is ahead of every other by more than chance.")
     pairs = [

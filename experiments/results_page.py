@@ -27,14 +27,15 @@ HEAD = """# Results
 This page is written by `python -m experiments.results_page` from stored results. Each table has its
 command, where it was measured, and a sentence on what it shows. Commands that name a file or FOLDER
 need [data of your own](datasets.md). Commits are those of the code that ran; a later version may
-give other last digits. CPU cores were shared with other programs. But for FLamby's table none repeats a
-paper's experiment: data, networks or rounds are others. [The papers' tables](#the-papers-tables) are at
+give other last digits. CPU cores were shared with other programs. Only FLamby's table repeats a paper's
+experiment; the others differ in data, networks or rounds. [The papers' tables](#the-papers-tables) are at
 the end, times under [Speed](speed.md)."""
 LEADERBOARD = """Methods on the same examples, labels, clients, rounds and local steps. Accuracy is
 on the test examples after the last round, the mean of the seeds and half of its 95 % t interval;
-"over labels alone" is the same of the differences by seed. "By more than chance" says that such an
-interval is without 0: one in twenty is wrong. "Worst client" is the client with test examples that
-comes off worst. MB are sent both ways in a run. §: other local steps than the table."""
+"over labels alone" is mean and half-interval of the differences, seed by seed. "By more than chance"
+means that this interval excludes 0; between equal methods that happens in one comparison of twenty.
+"Worst client" is the lowest accuracy among clients with test examples. ± is half of an interval where
+a table does not say otherwise. MB are sent both ways in a run. §: other local steps than the table."""
 PLANNED = """Labels that [`plan-labels`](plan_labels.md) asks for, against random ones in the same
 federations. Test accuracy in %, mean of five seeds; in brackets the difference to random labels ±
 half of its 95 % t interval, by seed. The second row knows all classes, which nobody does before
