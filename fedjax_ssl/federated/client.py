@@ -53,7 +53,7 @@ from fedjax_ssl.keys import named_key
 from fedjax_ssl.models import Outputs
 
 PyTree = Any
-# The scopes in which parts of a round are traced: profiles and compiled programs name them.
+# Scopes in which parts of a round are traced: profiles and compiled programs show these names.
 LOCAL_STEP = "local_step"
 AVERAGE = "average_clients"
 
@@ -73,7 +73,7 @@ class LocalRound(NamedTuple):
 
     @property
     def phases(self) -> dict[str, tuple[Term, ...]]:
-        """Terms by the parameter group that they move, in the order of a local step."""
+        """Terms by the parameter group that they move, in the order of a local step's phases."""
         terms = self.training.terms
         phases = {
             group: tuple(term for term in terms if term.group == group)
@@ -83,7 +83,7 @@ class LocalRound(NamedTuple):
 
     def unpack(self, grouped: Grouped) -> Params:
         """Return the few arrays of every parameter group as its tree."""
-        # In the order of the groups' names, which is that of sums over groups (FedMatch's).
+        # In the order of `groups.names`, because sums over groups follow it (FedMatch's).
         own = {group: self.packings[group].unpack(grouped[group]) for group in self.groups.names}
         return own | {
             group: tree for group, tree in self.download.params.items() if group not in own
@@ -154,17 +154,17 @@ def train_client(
     """Train one client for a round.
 
     Args:
-        local: what all clients share.
+        local: parts of local training that are the same for all clients.
         client: the client that trains.
         plan: its plan.
-        loop: loop of its local steps. "own": to the client's own number of steps. "bound": to the
-            static bound of its schedule, and steps beyond its own change nothing; on a GPU, a loop
-            whose end is known when it is compiled asks the host nothing. "whole": the same for
-            clients that take all these steps or none, so that no step has to be told from another
-            one, and the update of weights is part of the product that gives its gradient.
+        loop: end of the loop over local steps. "own": the client's own number of steps. "bound":
+            the static bound of its schedule, where steps beyond its own number change nothing; on a
+            GPU, a loop with a constant end does not wait for the host. "whole": the same for
+            clients that take either all these steps or none, so that single steps need no check,
+            and XLA fuses the update of the weights with the product that gives their gradient.
 
     Returns:
-        (what is added up over the cohort, what is stacked).
+        (values to add up over the cohort, values to stack).
     """
     begin = start_client(local, client)
     # A traced number of steps is exact: nothing differentiates through the loop.
@@ -190,7 +190,7 @@ def plan_client(local: LocalRound, client: Client) -> Plan:
     schedule = local.training.sampler.schedule(named_key(key, "batches"), client, now)
     masks = list(schedule.masks.values())
     numbers = jnp.arange(masks[0].shape[0], dtype=jnp.int32)
-    # Together and not in every step, where they would be operations of their own.
+    # All keys at once: in the loop, each would be an operation of its own.
     keys = jax.vmap(partial(jax.random.fold_in, named_key(key, "step")))(numbers)
     own = (numbers < schedule.num_steps)[:, None]
     examples = sum(
@@ -278,7 +278,7 @@ def _move_group(
     anchor = local.anchor_of(client)
 
     def correct(gradient: Packed, weights: Packed) -> Packed:
-        """Correct a gradient as the federated optimizer does, as `LocalStep.correct`."""
+        """Correct a gradient by the federated optimizer, as `LocalStep.correct`."""
         if group not in local.groups.shared:
             return gradient
         return setup.federated_optimizer.correct(
@@ -291,9 +291,7 @@ def _move_group(
         terms: tuple[Term, ...],
         earlier: dict[str, Outputs] | None,
     ) -> Losses:
-        """Run a forward pass and compute the losses of these terms on it, as
-        `LocalStep.evaluate`.
-        """
+        """Run a forward pass and compute the losses of these terms, as `LocalStep.evaluate`."""
         groups = local.unpack({**progress.params, group: weights})
         network = local.groups.combine(groups)
         model_state = local.unravel(progress.model_state)
@@ -327,7 +325,7 @@ def _move_group(
         return Losses(values, after, ravel_pytree(new_state)[0], outputs)
 
     def plain(at: LocalStep) -> StepTaken:
-        """Take the plain step: gradient, correction of the federated optimizer, local optimizer."""
+        """Take the plain step: gradient, correction by the federated optimizer, local optimizer."""
         loss, slope, losses = at.gradient(at)
         gradient: Grouped = {group: at.correct(slope, at.weights)}
         weights = {group: at.weights}
@@ -336,7 +334,7 @@ def _move_group(
         after = {**progress.local, **losses.local}
         return StepTaken(new[group], optimizer, losses.model_state, after, loss, losses.outputs)
 
-    # The plain step, in the wrapper of the training, in those of the terms.
+    # The training's wrapper is innermost, around the plain step; those of the terms follow.
     step: TakeStep = plain
     if local.training.wrap_step is not None:
         step = local.training.wrap_step(step)
@@ -370,20 +368,19 @@ def _move_group(
 def finish_client(
     local: LocalRound, client: Client, plan: Plan, end: ClientProgress
 ) -> tuple[Total, Arrivals]:
-    """Make a trained client's upload, what it keeps and what the log sees of it: (what is added
-    up over the cohort, what is stacked).
+    """Make a trained client's upload, its new state and its numbers for the log: (values to add up
+    over the cohort, values to stack).
 
-    An upload with a value that is not finite is dropped: it weighs nothing, nothing of it is
-    kept, and it is counted in `Work.dropped`. A client whose loss, parameters or batch
-    statistics are not finite is so dropped before terms collect and transforms look: both see
-    it as it began.
+    An upload with a value that is not finite is dropped: its weight is 0, the client's new state is
+    discarded, and `Work.dropped` counts it. If the loss, parameters or batch statistics are not
+    finite, the client is put back to its start before terms and upload transforms see it.
     """
     setup = local.setup
     groups = local.groups
     terms = local.training.terms
     begin = start_client(local, client)
     loss = end.loss
-    # Who diverged has trained nothing: it goes back to where it began.
+    # A client that diverged counts as untrained: it is put back to its start.
     finite = apart(is_finite((end.loss, end.params, end.model_state)))
     trained = finite & (plan.num_steps > 0)
     end = jax.tree.map(lambda new, old: jnp.where(trained, new, old), end, begin)
@@ -391,11 +388,11 @@ def finish_client(
     remembered = {term.name: term.client.remember(result) for term in terms if term.client.remember}
     seen = _seen_by_optimizer(local, client, plan, begin, end)
     upload, kept_by_optimizer = _upload_of(local, end, result, seen, trained)
-    # An upload that is lost or has a value that is not finite is lost as a whole.
+    # One value that is not finite makes the whole upload count as lost.
     arrived = upload.arrived
     sound = is_finite((upload.weight, remembered, upload.optimizer, upload.reported)) & arrived
     if local.uploads.at_client is not None:
-        # Nothing of it is left, whatever the numbers are.
+        # Its numbers become 0, because NaN times a weight of 0 would still be NaN.
         upload = jax.tree.map(lambda x: jnp.where(sound, x, jnp.zeros_like(x)), upload)
     finite, trained = apart((finite & (sound | ~trained), trained & sound))
     work = Work(
@@ -432,7 +429,7 @@ def finish_client(
 def _result_of(
     local: LocalRound, client: Client, plan: Plan, begin: ClientProgress, end: ClientProgress
 ) -> ClientResult:
-    """Return a client after local training as its terms see it."""
+    """Return a client after local training, for its terms."""
     groups = local.unpack(end.params)
     download = local.download
     return ClientResult(
@@ -454,7 +451,7 @@ def _result_of(
 def _seen_by_optimizer(
     local: LocalRound, client: Client, plan: Plan, begin: ClientProgress, end: ClientProgress
 ) -> Local:
-    """Return a trained client as the federated optimizer sees it, but for its weights."""
+    """Return a trained client for the federated optimizer, without its weights."""
     anchor = {group: begin.params[group] for group in local.groups.shared}
     params = {group: end.params[group] for group in local.groups.shared}
     return Local(
@@ -470,7 +467,7 @@ def _seen_by_optimizer(
 
 
 def _weights_of(local: LocalRound, weight: Float[Array, ""]) -> dict[str, Float[Array, ""]]:
-    """Return a client's weight by group, 0 of groups that it did not train."""
+    """Return a client's weight by group, 0 for groups that it did not train."""
     phases = local.phases
     return {
         group: weight if group in phases else jnp.zeros_like(weight)
@@ -485,8 +482,8 @@ def _upload_of(
     seen: Local,
     trained: Bool[Array, ""],
 ) -> tuple[Upload, PyTree]:
-    """Return a client's upload after the upload transforms, and the state that it keeps for the
-    federated optimizer.
+    """Return a client's upload after the upload transforms, and its new state for the federated
+    optimizer.
     """
     setup = local.setup
     terms = {term.name: term.client.collect(result) for term in local.training.terms}

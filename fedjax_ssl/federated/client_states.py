@@ -1,5 +1,5 @@
-"""Clients from a federation's tables, and what they keep between rounds: one table over all of
-them, read by id.
+"""Clients from a federation's tables, and their state between rounds, in one table that is read by
+client id.
 """
 
 from dataclasses import replace
@@ -21,8 +21,8 @@ PyTree = Any
 def part_of(
     data: FederatedData, number: Int[Array, ""], num_rounds: int | None
 ) -> Int[Array, ""] | int:
-    """Return the number of the part of unlabelled examples that clients have in a round; 0 where
-    these do not come in parts.
+    """Return the number of the part of unlabelled examples that clients have in a round; 0 if these
+    do not come in parts.
 
     Args:
         data: the federation.
@@ -30,7 +30,7 @@ def part_of(
         num_rounds: rounds of the run; None: not known.
 
     Raises:
-        ValueError: nothing says how many rounds a part is there for.
+        ValueError: neither the federation nor the run says for how many rounds a part stays.
     """
     if data.num_parts == 1:
         return 0
@@ -65,8 +65,7 @@ def clients_of(
         data: the federation.
         ids: the clients' ids.
         valid: False for an empty slot; all are filled by default.
-        part: part of their unlabelled examples, from `part_of`. The others are not among a client's
-            examples.
+        part: part of their unlabelled examples, from `part_of`. The other parts are left out.
     """
     present = jnp.ones(ids.shape, bool) if valid is None else valid
     rows = data.index[ids]
@@ -99,7 +98,7 @@ def clients_of(
     return Client(
         ids,
         rows,
-        # Another client may see the label of an example that this one has without.
+        # The same example may have a label at another client.
         observed=jnp.where(column < num_labelled[:, None], data.observed[rows], -1),
         num_labelled=num_labelled,
         num_examples=num_examples,
@@ -110,8 +109,8 @@ def clients_of(
 
 
 def without_examples(clients: Client, kept: Bool[Array, " p"]) -> Client:
-    """Return the same clients, of which those that are not kept have no examples, so that no batch
-    is drawn for them.
+    """Return the clients with no examples where `kept` is False, so that no batch is drawn for
+    them.
     """
     weak = clients.weak
     if weak is not None:
@@ -135,7 +134,7 @@ def server_as_client(data: FederatedData) -> Client:
 
 
 def gather_states(kept: Kept, ids: Int[Array, " p"]) -> Kept:
-    """Return the rows of a cohort; those of empty slots do not matter.
+    """Return the rows of a cohort; rows of empty slots have any values.
 
     Args:
         kept: states of all clients.
@@ -145,11 +144,12 @@ def gather_states(kept: Kept, ids: Int[Array, " p"]) -> Kept:
 
 
 def write_states(kept: Kept, new: Kept, ids: Int[Array, " p"], counts: Bool[Array, " p"]) -> Kept:
-    """Return the table after a round. Who trained nothing or was dropped keeps what it had.
+    """Return the table after a round. A client that did not train or was dropped keeps its old
+    state.
 
     Args:
         kept: states of all clients.
-        new: new states of the cohort, leading axis p; terms that remember nothing new are left out.
+        new: new states of the cohort, leading axis p; terms without a new state are left out.
         ids: ids of the cohort.
         counts: True for clients that trained and were kept.
     """

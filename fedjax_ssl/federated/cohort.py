@@ -1,4 +1,4 @@
-"""Draw the clients of a round by a sampler's name."""
+"""Draw the clients of a round, by the name of a sampler."""
 
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -14,8 +14,8 @@ from fedjax_ssl.federated.contract import Cohort
 from fedjax_ssl.registry import Registry
 
 QUOTAS = ("any", "proportional", "only")  # from the widest draw to the narrowest
-# Above so many clients nobody looks at all of them in a round: a keyed permutation of the ids is
-# walked instead.
+# With more clients than this, a draw does not look at all of them: it walks a keyed permutation of
+# the ids.
 MOST_IN_SIGHT = 1 << 12
 _FEISTEL_ROUNDS = 12
 
@@ -34,9 +34,9 @@ def sample_cohort(
 ) -> Cohort:
     """Draw clients uniformly without replacement.
 
-    Of more than `MOST_IN_SIGHT` clients, those come first that a pseudo-random permutation of the
-    ids puts first (Luby and Rackoff 1988; Black and Rogaway 2002), so that a draw takes as long as
-    the cohort is large.
+    With more than `MOST_IN_SIGHT` clients, the draw takes the first ones of a pseudo-random
+    permutation of the ids (Luby and Rackoff 1988; Black and Rogaway 2002), so that its time grows
+    with the cohort and not with the federation.
 
     Args:
         key: the round's key.
@@ -64,10 +64,10 @@ def sample_cohort(
 
 @checked
 def by_size(power: Annotated[float, In("[0, inf)")] = 1.0) -> CohortSampler:
-    """Clients with more examples are drawn more often, one after another without replacement.
+    """Clients are drawn without replacement, those with more examples more often.
 
     Args:
-        power: power of the number of examples that the chance of being drawn next follows; 0 draws
+        power: the chance to be drawn next is the number of examples to this power; 0 draws
             uniformly.
 
     Source: Efraimidis and Spirakis, Weighted random sampling with a reservoir, 2006.
@@ -116,7 +116,8 @@ def cohort_sampler(name: str, **options: Any) -> CohortSampler:
 
     Args:
         name: name of `COHORTS`, or "module:function".
-        **options: of the choice; and `facts`, sizes of the run, for one that asks for them.
+        **options: options of the sampler; and `facts`, sizes of the run, for a sampler with such a
+            parameter.
 
     Raises:
         ValueError: an unknown name or option; from the sampler: a cohort of another shape.
@@ -144,9 +145,7 @@ def cohort_sampler(name: str, **options: Any) -> CohortSampler:
 def check_cohorts(
     name: str, options: Mapping[str, Any], num_labelled: Array, num_examples: Array, size: int
 ) -> None:
-    """Draw a hundred cohorts, and raise ValueError if one has a client that is not there, or one
-    twice.
-    """
+    """Draw a hundred cohorts. Raise ValueError if one has an unknown client, or a client twice."""
     from fedjax_ssl.own_code import where
 
     keys = jax.random.split(jax.random.key(0), 100)
@@ -171,8 +170,8 @@ def _by_quota(
     size: int,
     labelled_quota: str,
 ) -> Cohort:
-    """Return a cohort of clients that `draw(eligible, count, size)` draws: `count` ids, C in the
-    other slots.
+    """Return a cohort drawn by `draw(eligible, count, size)`, which returns `count` ids and C in
+    the other slots.
     """
     num_clients = num_examples.shape[0]
     if not 1 <= size <= num_clients:
@@ -204,8 +203,8 @@ def random_slots(
 ) -> Int[Array, " p"]:
     """Return the clients' places in a random order of the cohort, drawn by their ids.
 
-    Empty slots stand for clients that were not drawn, those of the lowest ids, so that where
-    everybody is drawn a client without examples changes nobody else's place.
+    Empty slots stand for the clients with the lowest ids that were not drawn. So if all clients are
+    drawn, a client without examples does not change the place of another one.
 
     Args:
         key: typed PRNG key.
@@ -217,7 +216,7 @@ def random_slots(
         A permutation of 0..p-1, int32.
     """
     slots = jnp.arange(ids.shape[0], dtype=jnp.int32)
-    # enough to fill all slots with some that were not drawn
+    # enough ids to fill all slots with clients that were not drawn
     first = min(num_clients, 2 * ids.shape[0])
     drawn = jnp.zeros(first, bool).at[jnp.where(valid, ids, first)].set(True, mode="drop")
     absent = jnp.argsort(drawn, stable=True)[slots - valid.sum(dtype=jnp.int32)]
@@ -246,8 +245,8 @@ def _highest(
 def _walk(
     keys: UInt32[Array, " r"], eligible: Bool[Array, " C"], count: Int[Array, ""], size: int
 ) -> Int[Array, " size"]:
-    """Return the first `count` eligible clients in the order of a permutation, which is walked
-    until they are found.
+    """Return the first `count` eligible clients of a permutation, walking it until they are
+    found.
     """
     num_clients = eligible.shape[0]
     bits = (num_clients - 1).bit_length()
@@ -259,7 +258,7 @@ def _walk(
 
     def go_on(walk: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
         place, found, ids = walk
-        # Two to the power of `bits` numbers are permuted; those that are no client are passed over.
+        # The permutation is over 2**bits numbers; numbers that are no client are skipped.
         here = _permuted(keys, place + jnp.arange(step, dtype=jnp.int32), bits)
         taken = (here < num_clients) & eligible[jnp.minimum(here, num_clients - 1)]
         slot = found + jnp.cumsum(taken, dtype=jnp.int32) - 1

@@ -1,7 +1,7 @@
-"""The contract every method meets, and the pieces recipes are composed of.
+"""The contract that every method meets, and the parts of a recipe.
 
-A `Method` is a pair of pure functions and a predictor. The engine makes almost every method of a
-`Recipe` (recipe.py), which has stages of `Term`s: a term is what a paper adds to federated
+A `Method` is a pair of pure functions and a predictor. The engine makes almost every method from a
+`Recipe` (recipe.py), which has stages of `Term`s: a term is one paper's addition to federated
 averaging. Shapes: C clients, p = cohort size, n = padded examples per client, b = examples of one
 stream in one local batch, K classes.
 """
@@ -22,13 +22,14 @@ from fedjax_ssl.models import Outputs
 PyTree = Any
 # parameter group -> tree; one group "model" unless the method declares more
 Params = dict[str, PyTree]
-Grouped = dict[str, PyTree]  # parameter group -> few arrays (`fedjax_ssl.federated.packing`)
+# parameter group -> its parameters in few arrays (`fedjax_ssl.federated.packing`)
+Grouped = dict[str, PyTree]
 Metrics = dict[str, Any]  # name -> scalar, or `Count` for bytes
 Packed = tuple[Array, ...]  # a tree in few arrays
 
 
 class Packing(NamedTuple):
-    """Functions to few arrays and back; the inverse of each other."""
+    """A function from a tree to few arrays, and its inverse."""
 
     pack: Callable[[PyTree], Packed]
     # ^ large arrays in the order of the tree, then one vector of all small ones
@@ -51,18 +52,18 @@ class Count(NamedTuple):
     sizes: UInt32[Array, "*shape m 2"]  # higher and lower half of the bytes
 
     def __add__(self, other: "Count") -> "Count":  # type: ignore[override]
-        """Return both counts together, as of numbers and not of tuples."""
+        """Return both counts together; as a tuple, `+` would append."""
         return Count(
             jnp.concatenate([self.times, other.times], axis=-1),
             jnp.concatenate([self.sizes, other.sizes], axis=-2),
         )
 
     def of_all_rounds(self) -> "Count":
-        """Put the counts of several rounds together, which lie along the leading axes."""
+        """Put the counts of several rounds together; the rounds are the leading axes."""
         return Count(self.times.reshape(-1), self.sizes.reshape(-1, 2))
 
     def padded(self, length: int) -> "Count":
-        """Return the same count in `length` parts."""
+        """Return the same count, padded to `length` sizes of messages."""
         more = length - self.times.shape[-1]
         return Count(jnp.pad(self.times, (0, more)), jnp.pad(self.sizes, ((0, more), (0, 0))))
 
@@ -96,23 +97,23 @@ class ServerState(NamedTuple):
     optimizer: PyTree  # state of the federated optimizer at the server
     terms: dict[str, PyTree]  # state of every term, by term name
     clients: Kept  # state that clients keep between rounds, leading axis C
-    server: PyTree  # state of the local optimizer at the server, where it lives on, leading axis 1
+    server: PyTree  # state of the server's local optimizer, if it is kept; leading axis 1
     local_optimizer: dict[str, PyTree] = {}  # noqa: RUF012
-    # ^ its mean over the clients by group, if they start from it
+    # ^ mean state of the clients' local optimizers by group, if clients start from it
     uploads: PyTree = ()  # state of the upload transforms
 
 
 class Client(NamedTuple):
-    """One client as its local training sees it (with a leading axis p: the cohort)."""
+    """One client in its local training; with a leading axis p, the cohort."""
 
-    id: Int[Array, ""]  # its place among the clients
+    id: Int[Array, ""]  # index of the client
     rows: Int[Array, " n"]  # rows of `FederatedData.inputs`, labelled first, padding 0
     observed: Int[Array, " n"]  # observed class label of every example, -1 = nothing or padding
     num_labelled: Int[Array, ""]  # examples with a class label
     num_examples: Int[Array, ""]  # examples that it trains on
     sent: dict[str, PyTree]  # messages of the terms to this client in this round, by term name
     sent_by_optimizer: PyTree  # message of the federated optimizer to this client in this round
-    kept: Kept | None = None  # since its last round
+    kept: Kept | None = None  # its state since its last round
     weak: WeakLabels | None = None
     # ^ its coarse labels or sets, without the axis C; None where no client has any
 
@@ -125,23 +126,23 @@ class Client(NamedTuple):
 
 
 class Validation(NamedTuple):
-    """The federation's validation examples, for clients that look at them (FedMatch's learning
+    """Validation examples of the federation, for clients that use them (FedMatch's learning
     rates).
     """
 
     rows: Int[Array, " v"]  # rows in `FederatedData.inputs`
     labels: Int[Array, " v"]  # their classes
-    num_examples: Int[Array, ""]  # how many are real; they come first
+    num_examples: Int[Array, ""]  # number of real rows, which come first
 
 
 class RoundContext(NamedTuple):
-    """Data of a round for terms and federated optimizers at the server.
+    """A round at the server, for terms and federated optimizers.
 
     Ground-truth labels are not among it, so they cannot leak.
     """
 
     key: Key[Array, ""]  # run key folded with the round
-    run_key: Key[Array, ""]  # for what stays the same over the rounds of a run
+    run_key: Key[Array, ""]  # key of the run, for draws that stay the same in all rounds
     number: Int[Array, ""]  # rounds since the stage began
     clients: Client  # the cohort, leading axis p, in increasing order of client id
     valid: Bool[Array, " p"]  # False where the cohort has fewer clients than slots
@@ -151,12 +152,11 @@ class RoundContext(NamedTuple):
     groups: Params  # the same by parameter group
     model_state: PyTree  # batch statistics, before the round
     inputs: Array
-    # ^ [N, ...] raw inputs of all examples, of which the clients', the server's and validation are
-    # there
+    # ^ [N, ...] raw inputs; rows of the clients, the server and validation are valid
     validation: Validation | None = None  # validation examples of the run; None: it has none
     slots: Int[Array, " p"] | None = None
     # ^ for federated optimizers: the clients' places in a random order, see `random_slots`; places
-    # from p on are those of other members of the average, after the clients
+    # from p on are other members of the average
     round: Int[Array, ""] | None = None  # rounds since the run began; None before it
 
     @property
@@ -168,18 +168,18 @@ class RoundContext(NamedTuple):
 class Broadcast(NamedTuple):
     """Messages that a term sends before local training."""
 
-    own: PyTree = ()  # to each client, leading axis p
-    shared: PyTree = ()  # to all of them alike: held once
+    own: PyTree = ()  # messages to each client, leading axis p
+    shared: PyTree = ()  # message to all of them alike, held once
 
 
 class Now(NamedTuple):
-    """The round as all in it know it."""
+    """Facts of the round that the server and all clients know."""
 
     number: Int[Array, ""]  # rounds since the stage began
     shared: dict[str, PyTree] = {}  # noqa: RUF012
     # ^ messages of the terms to all clients alike, by term name; never changed
     run_key: Key[Array, ""] | None = None
-    # ^ for what stays the same over the rounds; None: only steps are counted
+    # ^ key for draws that stay the same in all rounds; None: only steps are counted
     round: Int[Array, ""] | None = None  # rounds since the run began; None as above, or before it
 
 
@@ -195,8 +195,8 @@ class Stream(NamedTuple):
 
     @property
     def row_keys(self) -> Key[Array, " b"]:
-        """The examples' keys in this round: with them, an example looks in every step as when it
-        was labelled.
+        """Keys of the examples in this round. With them, an example looks the same in every step as
+        when it was labelled.
         """
         own = self.key
         assert own is not None, "the streams of local training have one"
@@ -219,9 +219,9 @@ class View(NamedTuple):
     """
 
     name: str  # key of its entries in `Step.outputs` and `Step.inputs`
-    stream: str  # the stream that has the rows; its mask says which are real
+    stream: str  # stream of its rows, whose mask says which are real
     build: Callable[[Key[Array, ""], Streams], Array]
-    # ^ -> float inputs [b, ...], of one stream or of several
+    # ^ -> float inputs [b, ...], from one stream or several
     mask: Callable[[Streams], Bool[Array, " b"]] | None = None  # -> real rows; None: the stream's
 
     def real(self, streams: Streams) -> Bool[Array, " b"]:
@@ -240,24 +240,24 @@ class Snapshot(NamedTuple):
 class Step(NamedTuple):
     """Inputs of a term's loss: one client, one batch, after the shared forward pass."""
 
-    # Before the pass, see `LocalStep`.
+    # Before the forward pass, see `LocalStep`.
     streams: Streams  # the batch, by stream
     client: Client  # client that takes the step
     start_network: Snapshot  # network that the client started from, frozen
     key: Key[Array, ""]  # random key of this step and term
     now: Now  # number of the round, and messages to all clients
     number: Int[Array, ""]  # local steps before this one
-    # After it.
+    # After the forward pass.
     outputs: dict[str, Outputs] = {}  # noqa: RUF012
-    # ^ by view
+    # ^ outputs by view
     inputs: dict[str, Array] = {}  # noqa: RUF012
-    # ^ by view, as the network saw them
+    # ^ inputs by view, as the network saw them
     sent: PyTree = ()  # message of this term to this client
     shared: PyTree = ()  # message of this term to all clients
     local: PyTree = ()  # this term's local state
     params: PyTree = ()  # network parameters of this step, differentiable
     groups: Params = {}  # noqa: RUF012
-    # ^ the same by parameter group, for losses on one group (FedMatch's norms)
+    # ^ the same by parameter group, for a loss on one group (FedMatch's norms)
     model_state: PyTree = ()  # batch statistics before this step
     earlier: dict[str, Outputs] | None = None
     # ^ outputs of an earlier pass of the same step, see `LocalStep.evaluate`
@@ -266,34 +266,34 @@ class Step(NamedTuple):
 class ClientResult(NamedTuple):
     """A client after local training."""
 
-    client: Client  # who trained
+    client: Client
     params: PyTree  # params of the network, as trained
     groups: Params  # the same by parameter group
     start_params: Params  # by parameter group, as the client started
     model_state: PyTree  # batch statistics at the end
-    local: dict[str, PyTree]  # local states of all terms
+    local: dict[str, PyTree]  # local states of all terms at the end
     num_steps: Int[Array, ""]  # local steps that it took
     inputs: Array  # [N, ...] raw inputs of all examples
     validation: Validation  # validation examples of the run
     key: Key[Array, ""]  # random key of this client in this round
     now: Now  # number of the round, and messages to all clients
-    test: Validation | None = None  # the test examples, where something of the log asks for them
+    test: Validation | None = None  # test examples, for metrics of the log that need them
 
 
 class RoundResult(NamedTuple):
     """A round after local training and averaging, as the server sees it for one term."""
 
-    context: RoundContext  # with everything that was sent to the clients
-    sent: Broadcast  # by this term
+    context: RoundContext  # the round, with everything sent to the clients
+    sent: Broadcast  # messages of this term to the clients
     uploads: PyTree  # uploads of this term, leading axis p
     counts: Bool[Array, " p"]  # True for clients that trained and were kept
     averages: PyTree  # uploads of `client.average`, times the clients' weights, summed
     weight: Float[Array, ""]  # sum of these weights
     before: ServerState  # state at the begin of the round; states of terms as `prepare` left them
-    after: ServerState  # averaged; likewise
+    after: ServerState  # state after averaging; states of terms as `prepare` left them
 
     def mean_or(self, before: PyTree) -> PyTree:
-        """Return the weighted mean of the uploads of `client.average`; `before` if nobody
+        """Return the weighted mean of the uploads of `client.average`; `before` if no client
         counts.
         """
         some = self.weight > 0
@@ -310,8 +310,8 @@ class Traffic(NamedTuple):
 
     down: Count  # to clients
     up: Count  # from clients
-    model_down: bool = True  # the model goes to every client too; False: this in its place
-    model_up: bool = True  # likewise for what comes back
+    model_down: bool = True  # the model goes to every client too; False: `down` is all
+    model_up: bool = True  # the model comes back too; False: `up` is all
 
 
 def always(sent: Broadcast, context: RoundContext) -> Bool[Array, " p"]:
@@ -320,17 +320,17 @@ def always(sent: Broadcast, context: RoundContext) -> Bool[Array, " p"]:
 
 
 def never(sent: Broadcast, context: RoundContext) -> Bool[Array, " p"]:
-    """Return an empty mask: nobody trains because of this term, which goes along with others."""
+    """Return an empty mask: nobody trains because of this term alone."""
     return jnp.zeros_like(context.valid)
 
 
 class Losses(NamedTuple):
     """One forward pass of a local step and the losses on it."""
 
-    terms: dict[str, Array]  # weighted, by term
-    local: dict[str, PyTree]  # local states after it, by term
-    model_state: Array  # batch statistics after it, in one vector
-    outputs: dict[str, Outputs]  # by view
+    terms: dict[str, Array]  # weighted losses, by term
+    local: dict[str, PyTree]  # local states after the pass, by term
+    model_state: Array  # batch statistics after the pass, in one vector
+    outputs: dict[str, Outputs]  # outputs by view
 
     def total(self, terms: "tuple[Term, ...]") -> Array:
         """Add up the losses of these terms."""
@@ -351,7 +351,7 @@ class StepTaken(NamedTuple):
 class LocalStep(NamedTuple):
     """One local step of one parameter group before it is taken, as `wrap_step` sees it.
 
-    A wrapper may change it before it hands it on, and what the step has left afterwards.
+    A wrapper may change the step before it is taken, and its result afterwards.
 
     Example:
         >>> def smaller(step):  # a `Stage.wrap_step`: half of every gradient
@@ -361,7 +361,7 @@ class LocalStep(NamedTuple):
         ...     return lambda at: step(at._replace(gradient=lambda _: halved(at)))
     """
 
-    inputs: Step  # client, batch, key and number of the step; nothing of a forward pass
+    inputs: Step  # client, batch, key and number of the step; no results of a forward pass
     terms: "tuple[Term, ...]"  # terms that move the group
     weights: Packed  # weights of the group, before the step
     optimizer: PyTree  # the group's state of the local optimizer, before the step
@@ -370,9 +370,9 @@ class LocalStep(NamedTuple):
     gradient: Callable[["LocalStep"], tuple[Array, Packed, Losses]]
     # ^ -> (loss, gradient of the weights, losses); by default of the sum of all losses
     correct: Callable[[Packed, Packed], Packed]
-    # ^ (gradient, weights) -> gradient; by default as the federated optimizer corrects it
+    # ^ (gradient, weights) -> gradient; by default the federated optimizer's correction
     forward: Callable[..., tuple[dict[str, Array], dict[str, Outputs], PyTree]]
-    # ^ as `fedjax_ssl.federated.forward.forward_views`, the default
+    # ^ forward pass; by default `fedjax_ssl.federated.forward.forward_views`
     run: Callable[..., Losses]  # the engine's part of `evaluate`
 
     def evaluate(
@@ -381,22 +381,22 @@ class LocalStep(NamedTuple):
         """Run a forward pass with these weights and compute the losses of these terms on it.
 
         Args:
-            weights: of the group.
+            weights: weights of the group.
             terms: the losses; not all of them have to move the group.
             earlier: outputs of an earlier pass of the same step, for `Step.earlier`.
         """
         return self.run(self, weights, terms, earlier)
 
     def network(self, taken: StepTaken) -> Snapshot:
-        """Return the network's parameters and batch statistics after a step, where the group is
-        the only one that moves.
+        """Return the network's parameters and batch statistics after a step that moves this group
+        alone.
         """
         own = {self.terms[0].group: self.packing.unpack(taken.weights)}
         params = merged({**self.inputs.start_network.groups, **own})
         return Snapshot(params, self.unravel(taken.model_state))
 
     def with_network(self, taken: StepTaken, network: Snapshot) -> StepTaken:
-        """Return the state after a step, with another network to go on with."""
+        """Return the state after a step, with another network in its place."""
         return taken._replace(
             weights=self.packing.pack(_like(self.packing.unpack(taken.weights), network.params)),
             model_state=ravel_pytree(network.model_state)[0],
@@ -404,7 +404,7 @@ class LocalStep(NamedTuple):
 
 
 def _like(part: PyTree, whole: PyTree) -> PyTree:
-    """Return the entries of a tree of nested dicts that another tree has."""
+    """Return the entries of a tree of nested dicts that another tree has too."""
     if not isinstance(part, dict):
         return whole
     return {name: _like(own, whole[name]) for name, own in part.items()}
@@ -414,7 +414,7 @@ TakeStep = Callable[[LocalStep], StepTaken]
 
 
 class AtServer(NamedTuple):
-    """Functions of a term at the server: once at the start, before local training and after it."""
+    """Functions of a term at the server: at the start, before local training and after it."""
 
     init: Callable[[Key[Array, ""], PyTree, PyTree, Client], PyTree] = (
         lambda key, params, model_state, clients: ()
@@ -426,45 +426,45 @@ class AtServer(NamedTuple):
     )
     # ^ (state, context) -> (sent, state)
     participates: Callable[[Broadcast, RoundContext], Array] = always
-    # ^ (sent, context) -> bool [p]: the client has something to train on; if no term says so, it
-    # takes no step
+    # ^ (sent, context) -> bool [p]: the client has something to train on; a client for which no
+    # term says so takes no step
     server_update: Callable[[PyTree, RoundResult], PyTree] = lambda state, outcome: state
     # ^ (state, outcome) -> state
     at_clients: bool = False
-    # ^ clients work out themselves what `prepare` gives, from what else they are sent: no bytes
+    # ^ clients compute the result of `prepare` themselves from other messages: no bytes are sent
 
 
 class AtClient(NamedTuple):
     """Functions of a term at a client beside its loss."""
 
     keep: Callable[[PyTree, PyTree, Client], PyTree] = lambda params, model_state, client: ()
-    # ^ (network parameters, model state, client) -> what the client keeps between its rounds,
-    # before the first one
+    # ^ (network parameters, model state, client) -> first state that the client keeps between its
+    # rounds
     start: Callable[[PyTree, PyTree, PyTree, PyTree], PyTree] = (
         lambda state, params, model_state, kept: ()
     )
-    # ^ (term state, network parameters, model state, kept) -> local state, which lives as long as
+    # ^ (term state, network parameters, model state, kept) -> local state, which lasts for this
     # local training
     wrap_step: Callable[[TakeStep, str], TakeStep] | None = None
-    # ^ (local step of the term's parameter group, name of the term) -> another one in its place;
-    # None: as it is
+    # ^ (local step of the term's parameter group, name of the term) -> step in its place; None:
+    # unchanged
     collect: Callable[[ClientResult], PyTree] = lambda trained: ()
-    # ^ -> what is uploaded, for the server to see by itself
+    # ^ -> upload that the server sees client by client
     average: Callable[[ClientResult], PyTree] = lambda trained: ()
-    # ^ -> what is uploaded, for the server to see the weighted mean of
+    # ^ -> upload of which the server sees the weighted mean
     remember: Callable[[ClientResult], PyTree] | None = None
-    # ^ -> what is kept from now on; None: it stays as it is
+    # ^ -> state to keep from now on; None: unchanged
 
 
 class ForLog(NamedTuple):
-    """Metrics of a term for the log; nothing of it reaches training."""
+    """Metrics of a term for the log; they never reach training."""
 
     measure: Callable[[ClientResult], PyTree] = lambda trained: ()  # -> for `diagnose` alone
     diagnose: Callable[[RoundResult, Array, PyTree], Metrics] = lambda outcome, truth, measured: {}
     # ^ (outcome, true labels [p, n], measured with leading axis p) -> metrics
     traffic: Callable[[RoundResult], Traffic] | None = None
-    # ^ None: the model goes both ways, and a number for every entry of what the term hands out and
-    # collects
+    # ^ bytes of the term; None: the model goes both ways, and one number for each entry that the
+    # term hands out and collects
 
 
 class Term(NamedTuple):
@@ -482,8 +482,8 @@ class Term(NamedTuple):
         'supervised'
     """
 
-    name: str  # its metrics, states and uploads have it; different in a stage
-    views: tuple[View, ...]  # forward passes that the loss needs; terms share one by its name
+    name: str  # name in metrics, states and uploads; different in a stage
+    views: tuple[View, ...]  # forward passes that the loss needs; terms share a view by its name
     loss: Callable[[Step], Any]  # -> scalar, which is differentiated, or (scalar, local state)
     weight: float | Array = 1.0  # factor of the loss
     group: str = "model"  # the parameter group whose gradient this loss moves
@@ -509,8 +509,8 @@ class Training(NamedTuple):
     weigh: Callable[[Client, dict[str, PyTree]], Float[Array, ""]] | None = None
     # ^ (client, uploads by term) -> its weight in the average; None: the run's weighting
     wrap_step: Callable[[TakeStep], TakeStep] | None = None
-    # ^ local step of a parameter group -> another one in its place, before those of the terms: with
-    # another gradient or other forward passes; None: as it is
+    # ^ local step of a parameter group -> step in its place, with another gradient or other forward
+    # passes; applied before those of the terms; None: unchanged
 
 
 class Stage(NamedTuple):
@@ -531,45 +531,44 @@ class Stage(NamedTuple):
     # ^ the server trains "before" the clients, "after" their models were averaged, or both;
     # "beside" them it is a member of the average
     replicas: int = 1
-    # ^ members of the average that the server is, beside the clients: each draws batches of its own
-    # and weighs 1
+    # ^ server copies in the average, beside the clients: each draws its own batches and weighs 1
     statistics_of: str = "members"
     # ^ members whose batch statistics the next model gets: all "members" of the average, or the
     # "replicas" alone
     keep_server_optimizer: bool = False
-    # ^ the state of the server's local optimizer lives on from round to round
+    # ^ keep the state of the server's local optimizer between rounds
     labelled_quota: str = "proportional"  # see `fedjax_ssl.federated.sample_cohort`
     rounds: int | None = None  # None: until the end
     count_labels: Callable[[Client], Array] = lambda clients: clients.num_labelled  # for the quota
 
     @property
     def client_terms(self) -> tuple[Term, ...]:
-        """Losses of clients; none where only the server trains."""
+        """Terms of the clients; none if only the server trains."""
         return () if self.clients is None else self.clients.terms
 
     @property
     def terms(self) -> tuple[Term, ...]:
-        """Losses of clients and server."""
+        """Terms of clients and server."""
         return (*self.client_terms, *(() if self.server is None else self.server.terms))
 
     def with_terms(self, *terms: Term) -> "Stage":
-        """Return a stage whose clients have more terms; without clients, the same."""
+        """Return the stage with further terms at its clients; without clients, the same stage."""
         own = self.clients
         return self._replace(clients=own and own._replace(terms=(*own.terms, *terms)))
 
 
 class Schedule(NamedTuple):
-    """The batches of one client in one round; S is the static bound of local steps, of which it
-    takes the first.
+    """The batches of one client in one round. S is the static bound of local steps; the client
+    takes the first `num_steps`.
     """
 
-    positions: dict[str, Int[Array, "S b"]]  # by stream
-    masks: dict[str, Bool[Array, "S b"]]  # by stream: rows that are real and no padding
+    positions: dict[str, Int[Array, "S b"]]  # positions in `Client.rows`, by stream
+    masks: dict[str, Bool[Array, "S b"]]  # real rows, by stream
     num_steps: Int[Array, ""]  # steps that the client takes, at most S
 
 
 class Sampler(NamedTuple):
-    """Draws local batches, with static shapes from the bounds it was built for.
+    """Draws local batches; shapes are static, from the bounds that it was built for.
 
     Example:
         >>> from fedjax_ssl.federated import labelled_epochs, mixed_epochs
@@ -582,16 +581,16 @@ class Sampler(NamedTuple):
     schedule: Callable[[Key[Array, ""], Client, Now], Schedule]
     # ^ (key, client, round) -> its batches
     reads_sent: bool = False
-    # ^ the schedule depends on what terms sent, so that nothing is known of it before a round
+    # ^ the schedule depends on messages of terms, so it is unknown before the round
     equal_steps: bool = False
-    # ^ every client that trains takes all S steps of its schedule: the loop relies on it
+    # ^ every training client takes all S steps of its schedule; the loop relies on it
     going_on: Callable[[int], "Sampler"] | None = None
-    # ^ (local steps a round) -> the same batches, so many a round; epochs over labelled examples go
-    # on where the client's last round ended
+    # ^ (local steps a round) -> the same batches with a fixed number of steps a round; epochs over
+    # labelled examples continue from the client's last round
 
 
 def merged(groups: Params) -> PyTree:
-    """Put groups that are parts of a network together as its parameters."""
+    """Merge parameter groups, parts of a network, into its parameters."""
     if len(groups) == 1:
         return next(iter(groups.values()))
     return unflatten_dict(

@@ -1,6 +1,4 @@
-"""The engine: makes a `Method` of a `Recipe`. There is one training loop, and every method runs in
-it.
-"""
+"""The engine: makes a `Method` from a `Recipe`. Every method runs in the same training loop."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -31,7 +29,7 @@ PyTree = Any
 
 
 def build(recipe: Recipe) -> Method:
-    """Make a method of a recipe.
+    """Make a method from a recipe.
 
     Returns:
         A `Method`. Its `round` takes the run's key and folds the round number in itself, so rounds
@@ -40,12 +38,12 @@ def build(recipe: Recipe) -> Method:
         "dropped_clients", "bytes_down" and "bytes_up" as `Count`, and the terms' diagnostics.
 
     Raises:
-        ValueError: if it is no recipe, a stage but the last has no length, a stage has no term or
-            two of one name, a term moves a group that is not there, a private group is not there,
-            `weighting` of the setup is unknown, the states of local optimizers are
-            both kept and averaged, clients that train alone need a server or a mean of these
-            states, the network has no class scores and the method reads them, or the batches of a
-            stage cannot go on from round to round (`local_steps`).
+        ValueError: if it is no recipe, a stage other than the last has no length, a stage has no
+            term or two with one name, a term moves a missing group, a private group is missing,
+            `weighting` of the setup is unknown, the states of local optimizers are both kept and
+            averaged, clients that train alone need a server or a mean of these states, the network
+            has no class scores and the method reads them, or the batches of a stage cannot go on
+            from round to round (`local_steps`).
 
     Example:
         >>> def sharpened(setup: fs.Setup) -> fs.Method:
@@ -68,8 +66,8 @@ def build(recipe: Recipe) -> Method:
 
 
 def _predictions_of(recipe: Recipe) -> dict[str, Any]:
-    """Return the fields of a `Method` that predict: by a network, the method's own or the global
-    one, whose scores a method may replace.
+    """Return the functions of a `Method` that predict, with the method's own network or the global
+    one. A method may replace the class scores.
     """
     setup = recipe.setup
 
@@ -110,8 +108,9 @@ def _predictions_of(recipe: Recipe) -> dict[str, Any]:
 
 
 def _in_run(recipe: Recipe, notes: list[str]) -> Recipe:
-    """Return the recipe with the run's choices: steps in place of epochs, scores of clients'
-    models, upload transforms and their notes; clients that train alone keep all groups.
+    """Return the recipe with the run's choices: local steps in place of epochs, scores of clients'
+    models, and the upload transforms with their notes. If clients train alone, they keep all
+    groups.
     """
     setup = recipe.setup
     groups = recipe.groups
@@ -148,7 +147,7 @@ def _init_of(recipe: Recipe) -> Callable[[Array, FederatedData], ServerState]:
         network, model_state = setup.model.init(named_key(key, "model"))
         params = groups.split(network)
         clients = all_clients(data)
-        # Optimizers see a group as few long arrays.
+        # Optimizers get a group as few long arrays.
         packed = {group: packing(params[group]).pack(params[group]) for group in groups.names}
         shared = {group: packed[group] for group in groups.shared}
         local = {group: setup.local_optimizer.init({group: packed[group]}) for group in packed}
@@ -194,8 +193,8 @@ def _init_of(recipe: Recipe) -> Callable[[Array, FederatedData], ServerState]:
 
 
 def _server_optimizer(stages: tuple[Stage, ...], local: dict[str, PyTree]) -> PyTree:
-    """Return the state of the optimizer at the server, leading axis that of its replicas;
-    nothing if it starts anew in every round.
+    """Return the state of the server's optimizer, with its replicas as leading axis; empty if it
+    starts anew in every round.
     """
     kept = [stage.replicas for stage in stages if stage.server and stage.keep_server_optimizer]
     if not kept:
@@ -204,12 +203,12 @@ def _server_optimizer(stages: tuple[Stage, ...], local: dict[str, PyTree]) -> Py
 
 
 def _round_of(recipe: Recipe) -> Callable[..., tuple[ServerState, Metrics]]:
-    """Return `Method.round`, which runs a round of the stage that the state is in."""
+    """Return `Method.round`, which runs a round of the current stage."""
 
     def of_stage(
         place: int, stage: Stage, start: int
     ) -> Callable[..., tuple[ServerState, Metrics]]:
-        named = jax.named_scope(f"stage_{place}")  # compiled programs name it
+        named = jax.named_scope(f"stage_{place}")  # name in compiled programs
         return named(partial(run_round, recipe, stage, start))
 
     stages = zip(recipe.stages, recipe.starts, strict=True)
@@ -232,9 +231,7 @@ def _round_of(recipe: Recipe) -> Callable[..., tuple[ServerState, Metrics]]:
 
 
 def _cohort_of(recipe: Recipe) -> Callable[..., Cohort]:
-    """Return `Method.cohort` of the stage that the round is in, with as many slots in all
-    stages.
-    """
+    """Return `Method.cohort` for the current stage, with equally many slots in all stages."""
     setup = recipe.setup
 
     def cohort(key: Array, number: Int[Array, ""], data: FederatedData) -> Cohort:
@@ -254,7 +251,7 @@ def _cohort_of(recipe: Recipe) -> Callable[..., Cohort]:
 
 
 def _place_of(recipe: Recipe, number: Int[Array, ""]) -> Int[Array, ""]:
-    """Return the number of the stage that a round of the run is in."""
+    """Return the number of the stage at a round of the run."""
     later = jnp.array(recipe.starts[1:], jnp.int32)
     return jnp.sum(number >= later, dtype=jnp.int32)
 
@@ -264,21 +261,21 @@ def _switch(
     branches: Sequence[Callable[..., tuple[ServerState, Metrics]]],
     *arguments: Any,
 ) -> tuple[ServerState, Metrics]:
-    """Run `jax.lax.switch` on rounds whose metrics differ: all report the same ones, NaN where a
-    stage has none.
+    """Run `jax.lax.switch` on rounds with different metrics: all report the same ones, NaN for
+    metrics that a stage lacks.
 
-    Each branch is traced once; what metrics there are is read off the traces.
+    Each branch is traced once; the names of the metrics come from the traces.
     """
     flat = jax.tree.leaves(arguments)
     traces = [jax.make_jaxpr(branch, return_shape=True)(*arguments) for branch in branches]
     infos = [shape[1] for _, shape in traces]
     missing = jnp.full((), jnp.nan, jnp.result_type(float))
-    # Counts of bytes have a part per size of message; all get as many parts as the longest.
+    # A count of bytes has one part per size of message; all are padded to the longest one.
     parts: dict[str, int] = {}
     for info in infos:
         counts = {name: one for name, one in info.items() if isinstance(one, Count)}
         parts |= {name: max(parts.get(name, 0), len(one.times)) for name, one in counts.items()}
-    # Models of clients are arrays of a stage's shapes; zeros where a stage trains no client.
+    # Clients' models have the stage's shapes; they are zeros if a stage trains no client.
     models = next((info[CLIENT_MODELS] for info in infos if CLIENT_MODELS in info), None)
     nobody = {} if models is None else {CLIENT_MODELS: models}
     names = sorted(set().union(*infos))

@@ -1,8 +1,7 @@
-"""Evaluation on the test and validation examples, all in one batch loop; scores pooled and by
+"""Evaluation on the test and validation examples in one batch loop, with scores pooled and by
 client.
 
-All scores are pure functions that jit, vmap and padding leave as they are; each is NaN where no
-example counts.
+All scores are pure functions, unchanged by jit, vmap and padding; each is NaN if no example counts.
 
 References:
     AUROC as the probability that a positive example scores higher than a negative one, ties
@@ -27,8 +26,8 @@ from fedjax_ssl.federated.contract import (
 from fedjax_ssl.federated.forward import map_rows
 from fedjax_ssl.federated.recipe import Method
 
-EVALUATION = "evaluation"  # the scope in which it is traced: profiles and compiled programs name it
-BY_CLIENT = "test_accuracy_by_client"  # a metric that is no scalar
+EVALUATION = "evaluation"  # scope of its trace: profiles and compiled programs show this name
+BY_CLIENT = "test_accuracy_by_client"  # accuracy by client; not a scalar
 # accuracy of the global model by training client; not a scalar
 GLOBAL_BY_CLIENT = "test_global_accuracy_by_client"
 # Further scores of `evaluate`; "local" is logged by the rounds, see `local_models.py`.
@@ -51,8 +50,8 @@ def evaluate(
         state: server state.
         data: the federation; its ground-truth labels are used here and in diagnostics only.
         batch_size: examples per forward pass.
-        metrics: further ones, of `SCORES`; where a name has a colon, which is that of a function on
-            the host, also "test_log_probs" and "validation_log_probs" [examples, K] are returned.
+        metrics: further ones, from `SCORES`. A name with a colon stands for a function on the host;
+            then "test_log_probs" and "validation_log_probs" [examples, K] are returned too.
 
     Returns:
         "test_accuracy", "test_balanced_accuracy" (mean recall over the classes that occur),
@@ -61,7 +60,7 @@ def evaluate(
         "test_coarse_accuracy" too: how often argmax_j (M p)_j is the coarse label of a test
         example, mean over the clients with coarse labels of known correspondence M; NaN if there is
         none. For methods whose clients have models of their own, "test_client_accuracy" too: each
-        client's model on its own test examples, mean over the clients that have some; NaN if nobody
+        client's model on its own test examples, mean over the clients that have some; NaN if none
         has. Where clients train alone there is no global model: every score is the mean over the
         models of the clients that have training examples.
 
@@ -80,7 +79,7 @@ def evaluate(
         found["test_client_accuracy"] = jnp.mean(own, where=~jnp.isnan(own))
         common = found.pop(GLOBAL_BY_CLIENT, None)
         if "clients" in metrics:
-            # they have no model of their own
+            # new clients have no model of their own
             strangers = jnp.full(data.num_new_clients, jnp.nan, own.dtype)
             found |= _by_client(jnp.concatenate([own, strangers]))
         if common is not None:
@@ -95,11 +94,11 @@ def evaluate(
 
 
 class _Examples(NamedTuple):
-    """Examples that scores are of."""
+    """Examples to score."""
 
-    name: str  # in front of the scores'
+    name: str  # prefix of the scores' names
     rows: Int[Array, " m"]
-    num_real: Int[Array, ""]  # they come first
+    num_real: Int[Array, ""]  # number of real examples, which come first
 
 
 def _score(
@@ -153,16 +152,15 @@ def _score_model(
 
 
 def compared(common: Float[Array, " C"], own: Float[Array, " C"]) -> dict[str, Float[Array, ""]]:
-    """Compare models of clients' own with the common one on each client's test examples.
+    """Compare the clients' own models with the global one, on each client's test examples.
 
     Args:
-        common: accuracies of the common model; NaN for a client without a test example.
+        common: accuracies of the global model; NaN for a client without a test example.
         own: accuracies of the clients' own models.
 
     Returns:
         "global_accuracy" and "global_accuracy_worst_tenth": mean over the clients, and over the
-        worst tenth of them, by the common model; "gain": share of the clients whose own model is
-        right more often.
+        worst tenth of them, by the global model; "gain": share of clients with a better own model.
     """
     there = ~jnp.isnan(own) & ~jnp.isnan(common)
     seen = jnp.where(there, common, jnp.nan)
@@ -185,7 +183,7 @@ def _by_client(accuracies: Float[Array, " C"]) -> Metrics:
 def likeliest_coarse(
     log_probs: Float[Array, "m K"], matrix: Float[Array, "O K"]
 ) -> Int[Array, " m"]:
-    """Return argmax_j (M p)_j: predictions of the classes in the label space of one client."""
+    """Return argmax_j (M p)_j: the predicted label in the label space of one client."""
     return jnp.argmax(jnp.exp(log_probs) @ matrix.T.astype(log_probs.dtype), axis=1)
 
 
@@ -196,8 +194,7 @@ def _coarse_accuracy(
     real: Bool[Array, " m"],
 ) -> Float[Array, ""]:
     def score(matrix: Float[Array, "O K"]) -> Float[Array, ""]:
-        # Where coarse classes overlap, an example's coarse label is drawn: what counts is its
-        # probability.
+        # If coarse classes overlap, an example's coarse label is random: its probability counts.
         right = matrix[likeliest_coarse(log_probs, matrix), jnp.maximum(labels, 0)]
         return jnp.mean(right.astype(log_probs.dtype), where=real)
 
@@ -206,7 +203,7 @@ def _coarse_accuracy(
     def of_client(
         last: tuple[Array, Array], client: tuple[Array, Array]
     ) -> tuple[tuple[Array, Array], Array]:
-        # Mostly all clients have one correspondence, which is scored once.
+        # Often all clients have the same correspondence: then it is scored once.
         matrix, counts = client
         again = counts & jnp.any(matrix != last[0])
         value = jax.lax.cond(again, score, lambda _: last[1], matrix)
@@ -221,7 +218,7 @@ def own_accuracies(
     predict_for: Callable[..., Array], state: ServerState, data: FederatedData, batch_size: int
 ) -> Float[Array, " C"]:
     """Return the accuracy of every client's own model on its own test examples; NaN for a client
-    that has none.
+    without any.
     """
     num_clients = data.num_clients
     num_test = data.test_index.shape[0]
@@ -230,12 +227,12 @@ def own_accuracies(
     real = (jnp.arange(num_test, dtype=jnp.int32) < data.num_test) & (labels >= 0)
     owner = jnp.where(real & (data.test_client >= 0), data.test_client, num_clients)
     owner = jnp.minimum(owner, num_clients)
-    # In this order a client's examples are next to each other.
+    # With this order, a client's examples are next to each other.
     order = jnp.argsort(owner, stable=True).astype(jnp.int32)
     counts = jnp.zeros(num_clients + 1, jnp.int32).at[owner].add(1)[:num_clients]
     starts = jnp.cumsum(counts) - counts
-    # A batch has examples of one client, so that its model is fetched once; the last batch of a
-    # client may be short.
+    # A batch has examples of one client alone, so its model is fetched once; the client's last
+    # batch may be short.
     size = max(min(batch_size, -(-num_test // num_clients)), 1)
     last_batch = jnp.cumsum(-(-counts // size))
     first_batch = last_batch - -(-counts // size)
@@ -251,7 +248,7 @@ def own_accuracies(
         chosen = jnp.argmax(predict_for(state, client, data.inputs[data.test_index[rows]]), axis=1)
         return client, jnp.sum(counted & (chosen == labels[rows]), dtype=jnp.int32)
 
-    # As many batches as there may be: every client has at most one that is short.
+    # The number of batches has a static bound: every client has at most one short batch.
     batches = jnp.arange(num_test // size + num_clients, dtype=jnp.int32)
     clients, right = jax.lax.map(score_batch, batches)
     hits = jnp.zeros(num_clients, jnp.int32).at[clients].add(right)
@@ -261,7 +258,7 @@ def own_accuracies(
 def accuracy(
     log_probs: Float[Array, "m K"], labels: Int[Array, " m"], real: Bool[Array, " m"]
 ) -> Float[Array, ""]:
-    """Return the share of examples that are right."""
+    """Return the share of correct predictions."""
     correct = jnp.argmax(log_probs, axis=1) == labels
     return jnp.mean(correct.astype(log_probs.dtype), where=real)
 
@@ -269,7 +266,7 @@ def accuracy(
 def balanced_accuracy(
     log_probs: Float[Array, "m K"], labels: Int[Array, " m"], real: Bool[Array, " m"]
 ) -> Float[Array, ""]:
-    """Return the mean over the classes that occur of the share of their examples that are right."""
+    """Return the mean recall over the classes that occur."""
     num_classes = log_probs.shape[1]
     correct = jnp.argmax(log_probs, axis=1) == labels
     return _mean_recall(*_count(correct, jnp.where(real, labels, num_classes), num_classes))
@@ -293,9 +290,9 @@ def score_labels(
     """Score predicted labels, pooled and by client, where there is a true label.
 
     Args:
-        predicted: -1 = no label could be given, which is wrong.
-        labels: ground truth, -1 = none; such examples count in the coverage only.
-        client: whose the examples are; those of -1 do not count.
+        predicted: -1 = no label could be given; it counts as wrong.
+        labels: ground truth, -1 = none; examples without one count in the coverage only.
+        client: owner of each example; examples of -1 do not count.
         num_clients: C.
         num_classes: K.
 
@@ -322,7 +319,7 @@ def score_labels(
 
 
 def _count(correct: Array, slot: Array, num_slots: int) -> tuple[Array, Array]:
-    """Count right examples and all examples of every slot."""
+    """Count correct examples and all examples of every slot."""
     nothing = jnp.zeros(num_slots + 1, jnp.result_type(float))
     return nothing.at[slot].add(correct.astype(nothing.dtype))[:-1], nothing.at[slot].add(1.0)[:-1]
 
@@ -336,8 +333,8 @@ def _mean_recall(
 def macro_f1(
     log_probs: Float[Array, "m K"], labels: Int[Array, " m"], real: Bool[Array, " m"]
 ) -> Float[Array, ""]:
-    """Return the mean over the classes that occur, as label or as prediction, of 2 TP / (2 TP +
-    FP + FN).
+    """Return the mean of 2 TP / (2 TP + FP + FN) over the classes that occur as label or as
+    prediction.
     """
     num_classes = log_probs.shape[1]
     predicted = jnp.argmax(log_probs, axis=1)
@@ -349,8 +346,8 @@ def macro_f1(
 def calibration_error(
     log_probs: Float[Array, "m K"], labels: Int[Array, " m"], real: Bool[Array, " m"]
 ) -> Float[Array, ""]:
-    """Return the expected calibration error of the likeliest class: |accuracy - confidence| by bin,
-    weighted by its examples.
+    """Return the expected calibration error of the predicted class: |accuracy - confidence| by bin,
+    weighted by the examples in the bin.
     """
     confidence = jnp.exp(jnp.max(log_probs, axis=1))
     correct = (jnp.argmax(log_probs, axis=1) == labels).astype(confidence.dtype)
@@ -362,10 +359,10 @@ def calibration_error(
 def auroc(
     log_probs: Float[Array, "m K"], labels: Int[Array, " m"], real: Bool[Array, " m"]
 ) -> Float[Array, ""]:
-    """Return the area under the ROC curve of each class against the rest, exact, mean over the
-    classes that have both.
+    """Return the exact area under the ROC curve of each class against the rest, mean over the
+    classes that have positive and negative examples.
 
-    A class takes a sort of its scores, so this costs most of all scores: K m log m.
+    Each class needs a sort of its scores, so this is the most expensive score: K m log m.
     """
 
     def of_class(number: Int[Array, ""]) -> Float[Array, ""]:
@@ -385,8 +382,8 @@ def auroc(
     return jnp.where(broken, jnp.nan, jnp.mean(areas, where=~jnp.isnan(areas)))
 
 
-# Scores (log-probabilities, labels, which examples are real) -> scalar, by the end of their column:
-# those that are always there, and those that a name of `SCORES` adds.
+# Scores (log-probabilities, labels, mask of real examples) -> scalar, by the end of their column:
+# those that are always computed, and those that a name of `SCORES` adds.
 ALWAYS = {"accuracy": accuracy, "balanced_accuracy": balanced_accuracy, "loss": cross_entropy}
 FURTHER = {
     "f1": ("macro_f1", macro_f1),
@@ -398,7 +395,7 @@ FURTHER = {
 def accuracy_by_client(
     correct: Bool[Array, " m"], real: Bool[Array, " m"], client: Int[Array, " m"], num_clients: int
 ) -> Float[Array, " C"]:
-    """Return the share of right predictions among each client's examples; NaN for a client
+    """Return the share of correct predictions among each client's examples; NaN for a client
     without any.
     """
     slot = jnp.where(real & (client >= 0), client, num_clients)
@@ -408,7 +405,7 @@ def accuracy_by_client(
 
 
 def over_clients(accuracies: Float[Array, " C"]) -> dict[str, Float[Array, ""]]:
-    """Return the accuracy of the worst tenth of the clients that have one, and the standard
+    """Return the accuracy of the worst tenth of the clients with an accuracy, and the standard
     deviation.
 
     Returns:
@@ -435,7 +432,7 @@ def _counts(
 def _in_slots(
     slots: Int[Array, " m"], counted: Bool[Array, " m"], num_slots: int
 ) -> Bool[Array, "m K"]:
-    """Tell whether a counted example is in a slot. Sums over it compile faster than scattered
-    ones, for few slots.
+    """Return whether a counted example is in a slot. For few slots, sums over this mask compile
+    faster than a scatter.
     """
     return counted[:, None] & (slots[:, None] == jnp.arange(num_slots, dtype=slots.dtype))

@@ -1,5 +1,4 @@
-"""What a run leaves: its folder with config, rows, checkpoints and summary, and what a
-person sees of it.
+"""The folder of a run: config, rows, checkpoints and summary, and the progress that a person sees.
 
 Names are imported when they are first used, so that folders are read and reported without jax.
 """

@@ -9,7 +9,8 @@ from jaxtyping import Array, Bool, Float, Int
 
 from fedjax_ssl.keys import PRNGKey, named_key
 
-# Of every training example: a client, class, group or place, negative = none; whether it is chosen.
+# `Ids`: client, class, group or place of every training example, negative = none. `Mask`: whether
+# an example is chosen.
 Ids = Int[Array, " N"]
 Mask = Bool[Array, " N"]
 
@@ -78,7 +79,7 @@ def draw_within(
         return (cell >= 0) & (rank_within(key, cell) < quota[cell])
     inside = cell >= 0
     row = int_range(cell.shape[0])
-    group = jnp.where(inside, group, cell.shape[0])  # what is outside is dropped
+    group = jnp.where(inside, group, cell.shape[0])  # examples with a negative cell are dropped
     first = jnp.full(cell.shape, cell.shape[0], jnp.int32).at[group].min(row, mode="drop")[group]
     cell = jnp.where(inside, cell[first], -1)
     place = rank_within(
