@@ -48,6 +48,10 @@ _WITH_RULES = (
     *("sage", "proxyfl"),
 )
 
+_TUNED = (
+    "method.name=alone with rounds=1 and start_from=FOLDER of the run lets each client tune a copy "
+    "of its model; optimizer.local_epochs says how long"
+)
 _MLFLOW = "MLflow is no viewer any more; write a callback that logs there"
 _LORA = "LoRA is a function that a network of your own calls; see docs/pretrained.md"
 
@@ -56,6 +60,10 @@ GONE = {
     **{
         f"{method}.server_turn": Gone("the server trains before the clients", ("before",))
         for method in (*_WITH_RULES[:6], "mean_teacher")
+    },
+    **{
+        f"personalize.{setting}": Gone(_TUNED, (None,))
+        for setting in ("epochs", "steps", "learning_rate")
     },
     "around=none": Gone("no wrapper is the empty tuple, config.around=()", (("none",), ["none"])),
     "cbafed.tail_share": Gone("a class with less than 0.03 is a tail class", (0.03,)),

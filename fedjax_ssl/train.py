@@ -203,8 +203,7 @@ def make_train(config: ml_collections.ConfigDict) -> Train:
     by `jax.jit` and `jax.vmap`. `over_seeds(train)(keys)` is a seed sweep in one program.
 
     Args:
-        config: as a config file returns it; its section `prediction`, and fine-tuning
-            (`config.personalize.epochs` or `steps`), are left to `run`.
+        config: as a config file returns it; its section `prediction` is left to `run`.
 
     Returns:
         `train(key, hyperparameters=None, federation=None) -> (final state, metrics)`; every metric

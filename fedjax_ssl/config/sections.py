@@ -289,16 +289,6 @@ SECTIONS: dict[str, dict[str, Option]] = {
             "none",
             "one wrapper of the method with its options, such as models of clients' own",
         ),
-        "epochs": _code(
-            int,
-            "passes over a client's labelled examples in which it tunes a copy of the last model, "
-            "which is tested",
-            _COUNT,
-        ),
-        "steps": _code(int, "local steps of that tuning, in place of epochs", _COUNT),
-        "learning_rate": _code(
-            float, "learning rate of that tuning; optimizer.learning_rate by default", _POSITIVE
-        ),
     },
     "participation": {
         "probability": _code(

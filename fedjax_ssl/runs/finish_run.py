@@ -7,7 +7,7 @@ from typing import Any
 from fedjax_ssl import config as configs
 from fedjax_ssl import data
 from fedjax_ssl.prediction import one_shot
-from fedjax_ssl.runs import advice, divergence, fine_tuning, plots, prediction_files
+from fedjax_ssl.runs import advice, divergence, plots, prediction_files
 from fedjax_ssl.runs.active_run import Run
 from fedjax_ssl.runs.processes import share_out
 from fedjax_ssl.runs.program import on_one_device
@@ -35,16 +35,14 @@ def finish(run: Run) -> None:
             files[name.removesuffix(".csv").replace("_", " ")] = run.path / name
             run.folder.write(name, content)
         run.describe(scored.temperature)
-        tuned = fine_tuning.tune(run.built, chosen, run.inputs, run.names)
-        if tuned is not None:
-            files["clients tuned"] = run.path / fine_tuning.FILE
-            run.folder.write(fine_tuning.FILE, tuned.file)
-            run.progress.note(tuned.line)
-            summary["fine_tuning"] = tuned.fields
-        elif run.of_clients_by_global:
-            files["clients' own models"] = run.path / fine_tuning.FILE
-            both = fine_tuning.both_by_client(run.of_clients_by_global, run.of_clients)
-            run.folder.write(fine_tuning.FILE, both)
+        if run.of_clients_by_global:
+            files["clients' own models"] = run.path / "personal_accuracy.csv"
+            both = [
+                {"client": name, "global": common, "own": run.of_clients[name]}
+                for name, common in run.of_clients_by_global.items()
+            ]
+            table = prediction_files.as_csv(both, "%.6f")
+            run.folder.write("personal_accuracy.csv", table)
         evaluating = min(scored.seconds * len(rows), summary["train_seconds"])
         summary |= {**scored.fields, "evaluate_seconds": evaluating}
     if run.privacy is not None and rows:

@@ -20,7 +20,7 @@ from fedjax_ssl.federated import ServerState
 from fedjax_ssl.folder.progress import Progress
 from fedjax_ssl.folder.run_folder import RunFolder
 from fedjax_ssl.folder.writers import WriterSettings, check_writers, open_writers
-from fedjax_ssl.runs import advice, fine_tuning, own_sources
+from fedjax_ssl.runs import advice, own_sources
 from fedjax_ssl.runs.active_run import Run
 from fedjax_ssl.runs.build import privacy_of_run
 from fedjax_ssl.runs.callbacks import (
@@ -95,7 +95,6 @@ def start_run(
             "Give every machine the same files, the same hardware and the same versions.",
         )
         advice.check(built)
-        fine_tuning.check(built)
         own_metrics = OwnMetrics(built, team)
         privacy = privacy_of_run(built)
 
