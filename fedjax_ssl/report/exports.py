@@ -15,6 +15,7 @@ from fedjax_ssl.report.numbers import (
     cost_texts,
     difference_text,
     headings,
+    is_number,
     mean_text,
 )
 from fedjax_ssl.report.runs import Group, Report, ReportError, text_of
@@ -66,16 +67,23 @@ def crossed(report: Report, field: str) -> tuple[pandas.DataFrame, pandas.DataFr
     # a group that stands alone in a row is not named by this field, but has a value of it
     named = {str(one.config.get(own)): one.parts[own] for one in report.groups if own in one.parts}
     texts: dict[str, dict[str, str]] = {}
+    values_of: dict[str, Any] = {}
     goodness: dict[str, dict[str, float]] = {}
     for group, cell, _ in _rows(report):
         row = ", ".join(text for name, text in group.parts.items() if name != own) or "all"
         value = group.config.get(own)
-        column = named.get(str(value), f"{short}={text_of(value)}")
+        without = f"no {short}" if value is None else f"{short}={text_of(value)}"
+        column = named.get(str(value), without)
+        values_of[column] = value
         texts.setdefault(column, {})[row] = mean_text(cell, report.metric.unit)
         goodness.setdefault(column, {})[row] = (cell.mean or math.nan) * report.metric.better
     corner = headings(report.metric, "")[2]
-    table = pandas.DataFrame(texts).fillna("-")
-    values = pandas.DataFrame(goodness)
+    # numbers by size, and last what is none: other values in the order of the groups
+    order = sorted(
+        values_of, key=lambda name: values_of[name] if is_number(values_of[name]) else math.inf
+    )
+    table = pandas.DataFrame(texts)[order].fillna("-")
+    values = pandas.DataFrame(goodness)[order]
     best = values.eq(values.max()) & (values.count() > 1) & (report.metric.better != 0)
     return table.rename_axis(corner).reset_index(), best
 
@@ -127,6 +135,7 @@ def latex(report: Report) -> str:
     table = _table(report).map(one_line).rename(columns=one_line)
     text = table.to_latex(index=False, escape=True, column_format=f"l{'r' * (table.shape[1] - 1)}")
     method = _below(report).replace("√", "sqrt ").replace("·", "*").replace("±", "+-")
+    text = re.sub(r"(?<![\w.])-(?=\d)", "$-$", text)
     return (
         "% needs \\usepackage{booktabs}; mean and standard deviation over seeds.\n"
         f"% {method}\n"
