@@ -186,9 +186,23 @@ GONE = {
     "data.unlabelled_split": Gone("write data.name=stl10, or a source of your own", (None,)),
     "data.coarse_key": Gone("write a source of your own, or a table with coarse", (None,)),
     "data.timeout": Gone("a download that is silent for 20 seconds is given up", (None, 20.0)),
-    "partition.reuse": Gone("no example is dealt twice", (False,)),
+    "partition.reuse": Gone("no example is dealt twice", (None, False)),
     "partition.own_part": Gone("the part is that of the client's size", (None, "size")),
-    "strong_augment.name=randaugment_uda": Gone("write randaugment or fixmatch"),
+    **{
+        f"{section}.{setting}": entry
+        for section in ("augment", "strong_augment")
+        for setting, entry in {
+            "name=randaugment_uda": Gone("write fixmatch"),
+            "name=randaugment": Gone("write fixmatch"),
+            "name=semifl": Gone("write fixmatch"),
+            "groups": Gone("16 parts of a batch draw operations of their own", (None, 16)),
+            "magnitude": Gone("write fixmatch", (None, 4.0)),
+        }.items()
+    },
+    "data.name=emnist": Gone("write data.name=tfds:emnist"),
+    "data.kind": Gone("write data.name=tfds:emnist", (None, "byclass")),
+    "data.enlarged": Gone("the validation images are not used", (None, False)),
+    "data.extra": Gone("the easier examples are not read", (None, False)),
     "tracking.uri": Gone(_MLFLOW, (None,)),
     "supervision.noise_mode": Gone("noise is relative to a share", (None, "relative")),
     "strong_augment.fixed_cutout": Gone("the cutout has a uniform side", (None, False)),

@@ -64,8 +64,6 @@ AUGMENTATIONS: Registry[Augmentation] = _Augmentations(
         "translate": weak.translate,
         "flamby": weak.flamby,
         "fixmatch": strong.fixmatch,
-        "semifl": strong.semifl,
-        "randaugment": strong.randaugment,
         "randaugment_fedmatch": strong.fedmatch,
         "randaugment_fl2": strong.fl2,
         "randaugment_sage": strong.sage,

@@ -26,11 +26,6 @@ def identity(images: Images) -> Images:
     return images
 
 
-def invert(images: Images) -> Images:
-    """Replace every value v by 255 - v."""
-    return LARGEST - images
-
-
 def autocontrast(images: Images) -> Images:
     """Stretch every channel to 0..255; a channel of one value stays."""
     lowest = jnp.min(images, axis=(2, 3), keepdims=True)

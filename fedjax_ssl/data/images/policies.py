@@ -29,11 +29,11 @@ class Choice(NamedTuple):
     operation: str  # operation of `random_augment.OPERATIONS`
     # One per level, or a single one for all levels; none where the operation has no strength.
     # Degrees (rotate), pixels per pixel (shear), factors (enhancers), bits kept (posterize),
-    # threshold (solarize), shares of the side or pixels (translate, cutout).
+    # threshold (solarize), shares of the side (translate, cutout) or pixels (translate).
     amounts: tuple[float, ...] = ()
     signed: bool = False
     # ^ a fair coin decides on the sign: of a movement, or of what an enhancer's factor has beyond 1
-    pixels: bool = False  # the amounts of translate and cutout are pixels
+    pixels: bool = False  # the amounts of translate are pixels
     fill: Fill = BLACK  # fill of pixels that come in or are hidden
     smooth: bool = False  # shear by cubic interpolation, not by the nearest pixel
     full: bool = True  # a cutout that would begin outside keeps its full side
@@ -80,23 +80,6 @@ def fedmatch(number: int) -> Policy:
     )
 
 
-def original(number: int, magnitude: float) -> Policy:
-    """RandAugment: 14 operations at one magnitude from 0 to 10, which the paper maps linearly to
-    ranges.
-
-    The ranges are ours where it names none: factors from 0.1 to 1.9, otherwise the ends of
-    FixMatch's ranges.
-    """
-    level = np.array([magnitude])
-    choices = (
-        *_moved(3.0 * level, 0.03 * level, 0.03 * level),
-        *_recoloured(
-            "identity", 0.18 * level + 0.1, 8 - _floor(0.4 * level), 256 - _floor(25.6 * level)
-        ),
-    )
-    return Policy(choices, number, levels=(1,))
-
-
 def fixmatch(number: int, cutout: float = 0.5) -> Policy:
     """FixMatch: 14 operations of uniform strength, then a cutout of a uniform share of
     the side.
@@ -130,32 +113,10 @@ def levelled(number: int, whole_pixels: bool) -> Policy:
     shift = _floor(0.96 * level) if whole_pixels else 0.03 * level
     choices = (
         *_moved(3.0 * level, 0.03 * level, shift, pixels=whole_pixels),
-        *_recoloured(
-            "identity", 0.09 * level + 0.05, 4 + _floor(0.4 * level), 256 - _floor(25.6 * level)
-        ),
+        *_recoloured(0.09 * level + 0.05, 4 + _floor(0.4 * level), 256 - _floor(25.6 * level)),
     )
     return Policy(
         choices, number, chance=0.5, levels=(9,), cutout=Choice("cutout", (0.5,), fill=127.0)
-    )
-
-
-def semifl(number: int) -> Policy:
-    """SemiFL's published code: 15 operations at their largest magnitude, each applied half of the
-    time.
-
-    The probability is itself uniform in [0.2, 0.8] there: one half, seen from outside.
-    """
-    return Policy(
-        (
-            *_recoloured(
-                "invert", (1.9,), (4.0,), (0.0,), ("brightness", "contrast", "color", "sharpness")
-            ),
-            *_moved(np.array([30.0]), np.array([0.3]), np.array([100.0]), pixels=True),
-            Choice("cutout", (40.0,), pixels=True, fill=GREY),
-        ),
-        number,
-        chance=0.5,
-        levels=(1,),
     )
 
 
@@ -163,25 +124,23 @@ def _uniform(bits: tuple[int, ...]) -> tuple[Choice, ...]:
     """Return the 14 operations of FixMatch with the strengths of its appendix."""
     kept = [float(bits[len(bits) * place // LEVELS]) for place in range(LEVELS)]
     return (
-        *_recoloured("identity", _range(0.05, 0.95), kept, _range(0.0, 256.0)),
+        *_recoloured(_range(0.05, 0.95), kept, _range(0.0, 256.0)),
         Choice("rotate", _range(-30.0, 30.0)),
         *(Choice(name, _range(-0.3, 0.3)) for name in MOVEMENTS[1:]),
     )
 
 
 def _recoloured(
-    first: str,
     factors: Amounts,
     bits: Amounts,
     thresholds: Amounts,
-    enhancers: Sequence[str] = ENHANCERS,
 ) -> tuple[Choice, ...]:
-    """Return the operations that move no pixel: `first`, autocontrast, equalize, the enhancers,
+    """Return the operations that move no pixel: identity, autocontrast, equalize, the enhancers,
     posterize and solarize.
     """
     return (
-        *(Choice(name) for name in (first, "autocontrast", "equalize")),
-        *(Choice(name, tuple(factors)) for name in enhancers),
+        *(Choice(name) for name in ("identity", "autocontrast", "equalize")),
+        *(Choice(name, tuple(factors)) for name in ENHANCERS),
         Choice("posterize", tuple(bits)),
         Choice("solarize", tuple(thresholds)),
     )

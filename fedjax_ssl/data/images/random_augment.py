@@ -31,7 +31,7 @@ from fedjax_ssl.keys import PRNGKey, named_key
 
 GROUPS = 16
 
-_PLAIN = ("identity", "invert", "autocontrast", "equalize")
+_PLAIN = ("identity", "autocontrast", "equalize")
 _GRADED = (*ENHANCERS, "posterize", "solarize")
 OPERATIONS = (*_PLAIN, *_GRADED, *MOVEMENTS, "cutout")
 
@@ -63,7 +63,7 @@ def random_augment(
         images: as stored, integer or floating; grey or colour. Floating ones are rounded to 256
             levels.
         policy: what is drawn.
-        groups: how many parts of the batch draw operations of their own; 0: every image.
+        groups: how many parts of the batch draw operations of their own.
         input_max: largest stored value.
         in_turn: one group after another, or all operations for all groups at once. None: in turn on
             CPUs.
@@ -74,7 +74,7 @@ def random_augment(
     size, height, width, channels = images.shape
     if size == 0:
         return images
-    groups = min(groups, size) if groups else size
+    groups = min(groups, size)
     draws = draw(key, policy, size, groups)
     rows = -(-size // groups)
     steps = [branch(choice, height, width, channels) for choice in policy.choices]

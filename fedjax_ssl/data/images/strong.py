@@ -10,7 +10,7 @@ from typing import Annotated
 from fedjax_ssl.checks import In, Whole
 from fedjax_ssl.data.images import policies
 from fedjax_ssl.data.images.operations import Stored
-from fedjax_ssl.data.images.random_augment import GROUPS, random_augment
+from fedjax_ssl.data.images.random_augment import random_augment
 from fedjax_ssl.data.images.weak import (
     Augmentation,
     FartherShift,
@@ -31,20 +31,10 @@ class Before:
     Attributes:
         pixels: largest shift in front.
         flip: whether every second image on average is mirrored; not for digits and the like.
-        groups: parts of a batch that draw operations of their own; 0: every image does, which is
-            slower on CPUs.
     """
 
     pixels: Limited = 4
     flip: bool = True
-    groups: Annotated[int, Whole(0)] = GROUPS
-
-
-@dataclasses.dataclass(frozen=True)
-class Apart(Before):
-    """Views before the operations, which every image draws for itself."""
-
-    groups: Annotated[int, Whole(0)] = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,38 +60,6 @@ def fixmatch(
         input_max: largest stored value.
     """
     return _strong(policies.fixmatch(operations, cutout), before, input_max)
-
-
-def semifl(before: Apart, operations: Limited = 2, input_max: float = 255.0) -> Augmentation:
-    """Strong augmentation of SemiFL's published code: every operation at its largest magnitude.
-
-    Translation by 100 and a cutout of 40 pixels leave nothing of many small images: this is for
-    reproduction.
-
-    Args:
-        before: view before the operations.
-        operations: random operations per image.
-        input_max: largest stored value.
-    """
-    return _strong(policies.semifl(operations), before, input_max)
-
-
-def randaugment(
-    before: Unmoved,
-    operations: Limited = 3,
-    magnitude: Annotated[float, In("[0, 10]")] = 4.0,
-    input_max: float = 255.0,
-) -> Augmentation:
-    """RandAugment as published: operations of one magnitude; the defaults are those for CIFAR-10
-    and WRN-28-2.
-
-    Args:
-        before: view before the operations.
-        operations: the paper's N.
-        magnitude: the paper's M, from 0 to 10.
-        input_max: largest stored value.
-    """
-    return _strong(policies.original(operations, magnitude), before, input_max)
 
 
 def fedmatch(before: Unmoved, operations: Limited = 6, input_max: float = 255.0) -> Augmentation:
@@ -159,8 +117,6 @@ def _strong(policy: policies.Policy, before: Before, input_max: float) -> Augmen
         check_images(images)
         if before.pixels or before.flip:
             images = moved(key, images)
-        return random_augment(
-            named_key(key, "operations"), images, policy, before.groups, input_max
-        )
+        return random_augment(named_key(key, "operations"), images, policy, input_max=input_max)
 
     return augment

@@ -16,7 +16,6 @@ from typing import IO, TypeVar
 from PIL import Image
 
 T = TypeVar("T")
-LARGEST = 1 << 33  # bytes that an array in a file may take: more than any dataset here
 # Errors that libraries raise for broken bytes, for compressions that nobody meant, and for sizes.
 DAMAGED = (
     OSError,
@@ -72,7 +71,7 @@ def read_tar(
         The values by file name.
 
     Raises:
-        FormatError: the file is no such archive, a member is not there, or it has more than 8 GiB.
+        FormatError: the file is no such archive, or a member is not there.
     """
     found: dict[str, T] = {}
     others = []
@@ -83,10 +82,6 @@ def read_tar(
             if file is None or name not in wanted:
                 others.append(name)
                 continue
-            if member.size > LARGEST:
-                raise FormatError(
-                    f"{path}: {name} has {member.size:,} bytes; more than {LARGEST:,} are not read."
-                )
             found[name] = read(name, file, member.size)
     if missing := [name for name in wanted if name not in found]:
         raise FormatError(

@@ -18,7 +18,6 @@ from fedjax_ssl.data.sources.cifar import CIFAR10_CLASSES
 
 TAR = "CINIC-10.tar.gz"
 SIDE = 32
-LARGEST_IMAGE = 1 << 16  # bytes of a PNG; 3,072 are its pixels
 # Mean and deviation of the channels, from the authors' repository (BayesWatch/cinic-10).
 MEAN = (0.47889522, 0.47227842, 0.43047404)
 STD = (0.24205776, 0.23828046, 0.25874835)
@@ -26,7 +25,7 @@ STD = (0.24205776, 0.23828046, 0.25874835)
 
 @published(
     "cinic10",
-    "180,000 photographs, 90,000 more with enlarged=, 32x32x3, 10 classes; downloaded, 688 MB",
+    "180,000 photographs, 32x32x3, 10 classes; downloaded, 688 MB",
     terms="CC BY 4.0 as its page says, with images from CIFAR-10 and ImageNet; cite Darlow et al. "
     "(2018)",
     files=(
@@ -36,18 +35,16 @@ STD = (0.24205776, 0.23828046, 0.25874835)
             mirrors=(f"https://datashare.ed.ac.uk/bitstream/handle/10283/3192/{TAR}",),
         ),
     ),
-    facts=lambda enlarged: Facts(90_000 + enlarged * 90_000, 90_000, (32, 32, 3), 10),
+    facts=Facts(90_000, 90_000, (32, 32, 3), 10),
 )
-def read_cinic10(files: Files, enlarged: bool = False) -> Dataset:
-    """Read CINIC-10 from its archive of `train/CLASS/*.png`, `valid/CLASS/*.png` and
-    `test/CLASS/*.png`.
+def read_cinic10(files: Files) -> Dataset:
+    """Read CINIC-10 from its archive of `train/CLASS/*.png` and `test/CLASS/*.png`.
 
-    Examples are in the order of class and file name, whatever the archive's.
+    Examples are in the order of class and file name, whatever the archive's; those of `valid` are
+    not used.
 
     Args:
         files: the archive.
-        enlarged: whether the 90,000 images of `valid` follow the training images, as the authors
-            propose for larger training sets; otherwise they are not used.
 
     Returns:
         Dataset with inputs uint8 [n, 32, 32, 3].
@@ -56,8 +53,7 @@ def read_cinic10(files: Files, enlarged: bool = False) -> Dataset:
         FormatError: the file is no such archive, or an image in it is damaged or of another size.
     """
     path = files[TAR]
-    parts = ("train", "valid", "test") if enlarged else ("train", "test")
-    found: dict[str, dict[tuple[str, str], np.ndarray]] = {part: {} for part in parts}
+    found: dict[str, dict[tuple[str, str], np.ndarray]] = {"train": {}, "test": {}}
     with damage(path), tarfile.open(path, "r:*") as archive:
         for member in archive:
             part, label, name = ("", "", "", *PurePosixPath(member.name).parts)[-3:]
@@ -65,18 +61,9 @@ def read_cinic10(files: Files, enlarged: bool = False) -> Dataset:
             file = archive.extractfile(member) if wanted and member.isfile() else None
             if file is None or name.startswith("."):
                 continue
-            where = f"{path}: {member.name}"
-            if member.size > LARGEST_IMAGE:
-                raise FormatError(f"{where} has {member.size:,} bytes, which is no small image.")
-            found[part][label, name] = _image(file.read(), where)
-    splits = {part: _split(part, images, path) for part, images in found.items()}
-    train = splits["train"]
-    if enlarged:
-        more = splits["valid"]
-        train = Split(np.concatenate([train.x, more.x]), np.concatenate([train.y, more.y]))
-    return Dataset(
-        "cinic10", train, splits["test"], class_names=CIFAR10_CLASSES, mean=MEAN, std=STD
-    )
+            found[part][label, name] = _image(file.read(), f"{path}: {member.name}")
+    train, test = (_split(part, images, path) for part, images in found.items())
+    return Dataset("cinic10", train, test, class_names=CIFAR10_CLASSES, mean=MEAN, std=STD)
 
 
 def _split(part: str, images: dict[tuple[str, str], np.ndarray], path: Path) -> Split:

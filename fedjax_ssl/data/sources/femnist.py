@@ -25,7 +25,7 @@ import numpy as np
 from fedjax_ssl.data.dataset import Dataset, Split
 from fedjax_ssl.data.reading.cache import facts_of, kept_for, raw_folder
 from fedjax_ssl.data.reading.fetch import Facts, Files, RemoteFile
-from fedjax_ssl.data.reading.formats import DAMAGED, LARGEST, FormatError, damage
+from fedjax_ssl.data.reading.formats import DAMAGED, FormatError, damage
 from fedjax_ssl.data.reading.own import DatasetUnavailable, Place, not_here
 from fedjax_ssl.data.reading.register import dataset, published
 
@@ -34,7 +34,6 @@ SHAPE = (28, 28)
 VALUES = math.prod(SHAPE)
 SPLITS = ("train", "test")
 SQLITE = tuple(f"federated_emnist_{split}.sqlite" for split in SPLITS)
-LARGEST_JSON = 1 << 30  # bytes of one file; LEAF writes 100 writers into one, some 100 MB
 TERMS = (
     "from NIST Special Database 19; cite Cohen et al. (2017), EMNIST, and Caldas et al. (2018), "
     "LEAF"
@@ -169,13 +168,7 @@ def _sqlite_writers(path: Path) -> Iterator[Writer]:
             named = isinstance(client_id, bytes)
             name = client_id.decode("ascii", "replace") if named else str(client_id)
             with damage(path, f" (client {name})"):
-                unpacker = zlib.decompressobj()
-                # Twice what the examples take.
-                most = 4096 + 8 * min(count, LARGEST // VALUES) * (VALUES + 1)
-                content = unpacker.decompress(data, most)
-                if not unpacker.eof:
-                    raise ValueError(f"incomplete, or more than {count} examples")
-                example = serialization.msgpack_restore(content)
+                example = serialization.msgpack_restore(zlib.decompress(data))
             yield name, example, count
 
 
@@ -183,9 +176,6 @@ def _leaf_writers(path: Path) -> Iterator[Writer]:
     """Read a file of LEAF's: `users`, `num_samples`, and `user_data` with `x` (rows of 784) and
     `y` of each.
     """
-    length = path.stat().st_size
-    if length > LARGEST_JSON:
-        raise FormatError(f"{path} has {length:,} bytes; more than {LARGEST_JSON:,} are not read.")
     with damage(path):
         content = json.loads(path.read_bytes())
         users = content["user_data"]
@@ -206,7 +196,6 @@ def _leaf_writers(path: Path) -> Iterator[Writer]:
 def _joined(path: Path, writers: Iterator[Writer]) -> Part:
     """Put the examples of all writers together, in the order of their names."""
     found: dict[str, tuple[np.ndarray, np.ndarray]] = {}
-    total = 0
     for name, example, count in writers:
         if not isinstance(example, dict) or not {"pixels", "label"} <= example.keys():
             raise FormatError(f"{path}: client {name} has no `pixels` and `label`.")
@@ -228,14 +217,9 @@ def _joined(path: Path, writers: Iterator[Writer]) -> Part:
             raise FormatError(f"{path}: client {name} has labels outside 0 to {len(CLASSES) - 1}.")
         if name in found:
             raise FormatError(f"{path} has the writer {name} twice.")
-        total += count
-        if total > LARGEST // VALUES:
-            raise FormatError(
-                f"{path} has more than {LARGEST // VALUES:,} examples, which are not read."
-            )
         ink = np.rint(255.0 * (1.0 - pixels)).astype(np.uint8)
         found[name] = ink[..., None], labels.astype(np.int32)
-    if not total:
+    if not any(len(labels) for _, labels in found.values()):
         raise FormatError(f"{path} holds no examples.")
     names = sorted(found)
     images, labels = zip(*(found[name] for name in names), strict=True)

@@ -17,7 +17,7 @@ import numpy as np
 
 from fedjax_ssl.data.dataset import Dataset, Split
 from fedjax_ssl.data.reading.fetch import Facts, Files, RemoteFile
-from fedjax_ssl.data.reading.formats import DAMAGED, LARGEST, FormatError
+from fedjax_ssl.data.reading.formats import DAMAGED, FormatError
 from fedjax_ssl.data.reading.register import published
 
 NAME = "mini_imagenet"
@@ -110,12 +110,9 @@ def read_pickle(path: Path) -> Any:
     """Read a pickle of arrays, also one of Python 2 with text in Latin-1.
 
     Raises:
-        FormatError: it names a function or class that arrays do not need, is longer than 8 GiB, cut
-            short or damaged.
+        FormatError: it names a function or class that arrays do not need, is cut short or
+            damaged.
     """
-    length = path.stat().st_size
-    if length > LARGEST:
-        raise FormatError(f"{path} has {length:,} bytes; more than {LARGEST:,} are not read.")
     try:
         with open(path, "rb") as file:
             return _Unpickler(file, encoding="latin1").load()

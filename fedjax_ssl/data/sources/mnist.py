@@ -14,7 +14,7 @@ import numpy as np
 
 from fedjax_ssl.data.dataset import Dataset, Split
 from fedjax_ssl.data.reading.fetch import Facts, Files, RemoteFile
-from fedjax_ssl.data.reading.formats import LARGEST, FormatError, damage
+from fedjax_ssl.data.reading.formats import FormatError, damage
 from fedjax_ssl.data.reading.register import published
 
 MNIST = Facts(
@@ -124,11 +124,6 @@ def read_idx(file: IO[bytes], name: str) -> np.ndarray:
             raise FormatError(f"{name} ends inside its header, after {4 + len(sizes)} bytes.")
         shape = struct.unpack(f">{start[3]}I", sizes)
         count = math.prod(shape)
-        if count > LARGEST:
-            raise FormatError(
-                f"{name} states the shape {shape}, {count:,} bytes; more than {LARGEST:,} are not "
-                "read."
-            )
         values = content.read(count + 1)  # one more, to see that it ends there
     if len(values) != count:
         raise FormatError(

@@ -19,36 +19,29 @@ FILES = {
     for part, facts in {
         "train": (182_040_794, "435e94d69a87fde4fd4d7f3dd208dfc32cb6ae8af2240d066de1df7508d083b8"),
         "test": (64_275_384, "cdce80dfb2a2c4c6160906d0bd7c68ec5a99d7ca4831afa54f09182025b6a75b"),
-        "extra": (
-            1_329_278_602,
-            "a133a4beb38a00fcdda90c9489e0c04f900b660ce8a316a5e854838379a71eb3",
-        ),
     }.items()
 }
 
 
 @published(
     "svhn",
-    "99,289 digits of house numbers, 32x32x3, 10 classes, 531,131 more with extra=; downloaded, "
-    "246 MB",
+    "99,289 digits of house numbers, 32x32x3, 10 classes; downloaded, 246 MB",
     terms="for non-commercial use, as its page says; cite Netzer et al. (2011)",
-    files=lambda extra: tuple(FILES.values()) if extra else (FILES["train"], FILES["test"]),
-    facts=lambda extra: Facts(
-        73_257 + extra * 531_131,
+    files=tuple(FILES.values()),
+    facts=Facts(
+        73_257,
         26_032,
         (32, 32, 3),
         10,
         fields={"class_names": tuple(string.digits)},
     ),
 )
-def read_svhn(files: Files, extra: bool = False) -> Dataset:
+def read_svhn(files: Files) -> Dataset:
     """Read SVHN's cropped digits from MATLAB files with `X` [32, 32, 3, n] and `y` [n, 1], where 10
     is the digit 0.
 
     Args:
-        files: two or three files.
-        extra: whether the 531,131 easier examples of `extra_32x32.mat` (1.3 GB) follow the training
-            examples.
+        files: the two files.
 
     Returns:
         Dataset with inputs uint8 [n, 32, 32, 3].
@@ -56,14 +49,8 @@ def read_svhn(files: Files, extra: bool = False) -> Dataset:
     Raises:
         FormatError: a file is no such file, or damaged.
     """
-    parts = [_read(files[FILES[part].name]) for part in ("train", *["extra"] * extra)]
-    x, y = (np.concatenate([part[place] for part in parts]) for place in (0, 1))
-    return Dataset(
-        "svhn",
-        Split(x, y),
-        Split(*_read(files[FILES["test"].name])),
-        class_names=tuple(string.digits),
-    )
+    train, test = (Split(*_read(files[file.name])) for file in FILES.values())
+    return Dataset("svhn", train, test, class_names=tuple(string.digits))
 
 
 def _read(path: Path) -> tuple[np.ndarray, np.ndarray]:

@@ -10,11 +10,7 @@ from scipy import ndimage
 from fedjax_ssl.data.images.augmentation import AUGMENTATIONS, augmentation
 from fedjax_ssl.data.images.weak import slide, turn
 
-STRONG = [
-    name
-    for name in AUGMENTATIONS
-    if name in ("fixmatch", "semifl") or name.startswith("randaugment")
-]
+STRONG = [name for name in AUGMENTATIONS if name.startswith(("fixmatch", "randaugment"))]
 IMAGES = np.random.default_rng(0).integers(0, 256, (12, 9, 7, 3)).astype(np.uint8)
 
 

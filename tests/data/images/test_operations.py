@@ -27,11 +27,9 @@ COLOUR = np.concatenate(
 GREY = np.ascontiguousarray(COLOUR[..., :1])
 EVERY = {
     "fedmatch": policies.fedmatch(6),
-    "original": policies.original(3, 4.0),
     "fixmatch": policies.fixmatch(2),
     "sage": policies.levelled(2, whole_pixels=True),
     "fedrgd": policies.levelled(2, whole_pixels=False),
-    "semifl": policies.semifl(2),
 }
 ENTRIES = 20  # the most that are compared per operation, spread over its levels and signs
 # Levels by which an operation may be off. Autocontrast: a whole quotient comes out one lower in
@@ -44,7 +42,7 @@ def pillow(choice, image, amount):
     """One operation by Pillow, as the papers' code calls it."""
     name = choice.operation
     (width, height) = image.size
-    if name in ("identity", "invert", "autocontrast", "equalize"):
+    if name in ("identity", "autocontrast", "equalize"):
         return image.copy() if name == "identity" else getattr(ImageOps, name)(image)
     if name in ENHANCERS:
         return getattr(ImageEnhance, name.capitalize())(image).enhance(amount)

@@ -106,8 +106,6 @@ def test_a_constant_image_stays_under_operations_that_stretch_or_blend():
         (policies.levelled(2, True), 14, 9, 0.5),
         (policies.fixmatch(2), 14, policies.LEVELS, 1.0),
         (policies.fl2(3), 14, policies.LEVELS, 1.0),
-        (policies.original(3, 4.0), 14, 1, 1.0),
-        (policies.semifl(2), 15, 1, 0.5),
     ],
 )
 def test_every_policy_draws_uniformly(policy, operations, levels, chance):
@@ -153,7 +151,7 @@ def small(groups, number=3):
     sign.
     """
     choices = (
-        Choice("invert"),
+        Choice("solarize", (0.0,)),
         Choice("solarize", (60.0, 120.0)),
         Choice("translate_x", (1.0, 2.0), True, True),
     )
@@ -168,12 +166,11 @@ def small(groups, number=3):
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("groups", [pytest.param(0, marks=pytest.mark.thorough), 4])
-def test_every_way_to_compute_gives_the_same_images(groups):
+def test_every_way_to_compute_gives_the_same_images():
     """One after another, several clients under `vmap`, all at once as on accelerators, and a
     longer batch.
     """
-    augment = small(groups)
+    augment = small(4)
     keys = jax.random.split(jax.random.key(0), 2)
     batch = jnp.stack([IMAGES, IMAGES[::-1]])
     alone = jax.jit(augment)(keys[0], batch[0])
@@ -188,14 +185,16 @@ def test_every_way_to_compute_gives_the_same_images(groups):
 def test_a_group_shares_operations_and_an_image_has_its_own_without():
     same = jnp.asarray(np.broadcast_to(IMAGES[:1], (24, *IMAGES.shape[1:])))
     policy = Policy(
-        (Choice("invert"), Choice("identity"), Choice("posterize", (1.0,))), 4, levels=(1,)
+        (Choice("solarize", (0.0,)), Choice("identity"), Choice("posterize", (1.0,))),
+        4,
+        levels=(1,),
     )
     shared = np.asarray(
         jax.jit(lambda k: random_augment.random_augment(k, same, policy, 3))(jax.random.key(1))
     )
     np.testing.assert_array_equal(shared, np.tile(shared[:3], (8, 1, 1, 1)))
     apart = np.asarray(
-        jax.jit(lambda k: random_augment.random_augment(k, same, policy, 0))(jax.random.key(1))
+        jax.jit(lambda k: random_augment.random_augment(k, same, policy, 24))(jax.random.key(1))
     )
     assert len({image.tobytes() for image in apart}) > 3
     np.testing.assert_array_equal(apart[:3], shared[:3])
@@ -231,13 +230,17 @@ def test_cutouts_lie_where_their_rule_says():
 def test_other_ranges_of_values():
     """Sixteen levels, and shares: the same operations on the same scale."""
     policy = Policy(
-        (Choice("invert"), Choice("translate_y", (0.25,), True), Choice("brightness", (0.5,))),
+        (
+            Choice("solarize", (0.0,)),
+            Choice("translate_y", (0.25,), True),
+            Choice("brightness", (0.5,)),
+        ),
         2,
         levels=(1,),
     )
 
     def augment(images, input_max):
-        run = jax.jit(lambda k: random_augment.random_augment(k, images, policy, 0, input_max))
+        run = jax.jit(lambda k: random_augment.random_augment(k, images, policy, 21, input_max))
         return np.asarray(run(jax.random.key(5)))
 
     wide = augment(jnp.asarray(IMAGES), 255.0)
@@ -264,9 +267,7 @@ def test_values_outside_the_range_and_nan_stay_in_their_image():
 
 
 def test_what_does_not_fit_is_refused():
-    with pytest.raises(ValueError, match=r"magnitude is 11.0; it must be a number in \[0, 10\]"):
-        augmentation("randaugment", magnitude=11.0)
     with pytest.raises(
         ValueError, match=r"augmentation needs images \[n, H, W, C\], got shape \(4, 5\)"
     ):
-        augmentation("randaugment")(jax.random.key(0), jnp.zeros((4, 5)))
+        augmentation("fixmatch")(jax.random.key(0), jnp.zeros((4, 5)))
