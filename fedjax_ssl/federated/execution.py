@@ -1,4 +1,4 @@
-"""Execute a round: placement of clients and devices. None of it is a method's concern."""
+"""Execute a round: placement of clients on devices. Methods do not depend on it."""
 
 from collections.abc import Callable
 from functools import partial
@@ -14,9 +14,9 @@ from fedjax_ssl.federated.recipe import Method
 from fedjax_ssl.federated.steps_ahead import is_unequal, steps_of
 
 PyTree = Any
-# Clients at once where nobody says how many.
+# Default number of clients at once.
 CLIENTS_AT_ONCE = 8
-# Name of the axis along which a sweep vectorizes its runs, so that each knows that others share the
+# Axis along which a sweep vectorizes its runs. A run that sees it knows that others share the
 # device.
 VECTORIZED_RUNS = "vectorized runs"
 # "auto": see `choose`
@@ -28,11 +28,11 @@ class Choice(NamedTuple):
     """Placement of a cohort's clients on each device."""
 
     placement: str  # "sequential", "vmap", "chunked" or "lanes"
-    clients_at_once: int  # on a device
+    clients_at_once: int  # clients at once on a device
     num_clients: int = 1  # clients of the cohort on a device
     bytes_per_client: int | None = None
-    # ^ while it trains, read off compiled programs; None: the choice did not need it
-    limit: int | None = None  # bytes of the device that a round may fill; None: not known
+    # ^ bytes of a training client, measured on compiled programs; None: not needed for the choice
+    limit: int | None = None  # bytes of the device that a round may use; None: unknown
 
 
 class Execution(NamedTuple):
@@ -41,51 +41,51 @@ class Execution(NamedTuple):
     placement: str = "auto"
     chunk_size: int | None = None  # clients at once on a device; None: `CLIENTS_AT_ONCE`
     mesh: Mesh | None = None  # devices that share each cohort
-    reduce: str = "ordered"  # how sums go over the devices, see `sum_over_devices`
+    reduce: str = "ordered"  # how sums over devices are taken, see `sum_over_devices`
     all_clients: Client | None = None
-    # ^ all clients, to see whether they differ in size; None: not known
+    # ^ all clients, for the spread of their sizes; None: unknown
     report: Callable[[Choice], None] | None = None
-    # ^ is told, whenever a round is traced, how clients are placed
-    keep_models: bool = False  # a round's metrics have the models of its clients, `CLIENT_MODELS`
+    # ^ called with the placement whenever a round is traced
+    keep_models: bool = False
+    # ^ put the models of a round's clients among its metrics, as `CLIENT_MODELS`
 
 
 def execute(method: Method, execution: Execution) -> Method:
-    """Give the same method, with rounds that are executed in this way."""
+    """Return the same method with rounds that are executed in this way."""
     return method._replace(round=partial(method.round, execution=execution))
 
 
 def decide(execution: Execution, sampler: Sampler, num_clients: int) -> tuple[Choice, str]:
-    """Decide how the clients of a device are placed, and how their loops of local steps end, as
-    `steps_of` says.
+    """Decide the placement of a device's clients, and the end of their loops of local steps, see
+    `steps_of`.
 
     Args:
-        execution: of the run.
+        execution: the run's execution.
         sampler: draws their batches.
         num_clients: clients of the cohort on one device.
     """
     spread, loop = steps_of(sampler, execution.all_clients)
-    if _vectorized():  # lanes are slow where runs are
+    if _vectorized():  # lanes are slow in vectorized runs
         spread = None
     choice = choose(execution.placement, execution.chunk_size, num_clients, backend(), spread)
     if execution.report is not None:
         execution.report(choice)
-    # The program of a CPU decides on its own whether a loop goes on; there a step that changes
-    # nothing is lost time.
+    # On a CPU the program itself decides whether a loop goes on, so an idle step would only cost
+    # time.
     return choice, "own" if backend() == "cpu" else loop
 
 
 def choose(
     placement: str, given: int | None, num_clients: int, backend: str, spread: float | None = None
 ) -> Choice:
-    """Choose the placement, where it is "auto", and the number of clients at once, where it is not
-    given.
+    """Choose the placement if it is "auto", and the number of clients at once if it is not given.
 
     Args:
-        placement: as in a config. "auto": "sequential" on a CPU, otherwise "lanes" where clients
-            are known to differ in size and do not all train at once, and "chunked" where not.
-        given: clients at once.
+        placement: as in a config. "auto": "sequential" on a CPU; elsewhere "lanes" if clients are
+            known to differ in size and do not all train at once, otherwise "chunked".
+        given: clients at once; None: choose.
         num_clients: clients of the cohort on one device.
-        backend: what JAX computes on, as `jax.default_backend` names it.
+        backend: JAX's backend, a name of `jax.default_backend`.
         spread: largest over mean number of local steps; None: not known.
 
     Raises:
@@ -96,7 +96,7 @@ def choose(
         check_whole_numbers(chunk_size=given)
     at_once = max(min(CLIENTS_AT_ONCE if given is None else given, num_clients), 1)
     if placement == "auto":
-        # Lanes are for clients that wait: where all train at once, nobody does.
+        # Lanes help clients that would wait; if all train at once, none waits.
         waits = is_unequal(spread) and at_once < num_clients
         placement = "lanes" if waits else "chunked"
         if backend == "cpu":
@@ -106,13 +106,13 @@ def choose(
 
 
 def tree_bytes(tree: PyTree) -> int:
-    """Count the bytes of all arrays in a tree, of which only shapes and types are used."""
+    """Count the bytes of all arrays in a tree, from their shapes and types."""
     return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
 
 
 def _vectorized() -> bool:
-    """Tell whether runs share the device: there is the axis `VECTORIZED_RUNS` of a surrounding
-    `jax.vmap`.
+    """Return whether runs share the device, that is, whether a surrounding `jax.vmap` has the axis
+    `VECTORIZED_RUNS`.
     """
     try:
         jax.lax.axis_size(VECTORIZED_RUNS)

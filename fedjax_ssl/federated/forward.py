@@ -15,14 +15,14 @@ from fedjax_ssl.keys import named_key
 from fedjax_ssl.models import Model, Outputs
 
 PyTree = Any
-# the scope in which batches are fetched
+# scope in which batches are fetched
 GATHER = "gather_batch"
-AUGMENT = "augment_views"  # the scope in which views are traced: profiles name it
+AUGMENT = "augment_views"  # scope in which views are traced: profiles show this name
 
 
 def labelling_key(round_key: Key[Array, ""]) -> Key[Array, ""]:
-    """Return the key of the views that examples are labelled in before a round; folded with the
-    client and the example's place.
+    """Return the key of the views in which examples are labelled before a round; it is folded with
+    the client and the example's place.
     """
     return named_key(round_key, "pseudo-labels")
 
@@ -40,7 +40,7 @@ def map_rows(
         function: (raw inputs [b, ...], slices [b] of `along`) -> tree of arrays with leading axis
             b; rows must not influence each other.
         inputs: raw inputs of all examples [N, ...].
-        rows: which examples, any shape, for example [p, n] for a cohort.
+        rows: rows of `inputs`, in any shape, for example [p, n] for a cohort.
         batch_size: examples per step.
         along: more arrays of the shape of `rows` that the function needs.
 
@@ -60,8 +60,8 @@ def map_rows(
     )
 
     def unbatched(x: Array) -> Array:
-        # No -1 here: a network without class scores has results of width 0, from which no size can
-        # be inferred.
+        # No -1 here: a network without class scores has results of width 0, and then reshape cannot
+        # infer a size.
         joined = x.reshape(x.shape[0] * size, *x.shape[2:])
         return joined[: flat.shape[0]].reshape(*rows.shape, *x.shape[2:])
 
@@ -83,10 +83,10 @@ def forward_views(
         model: the network.
         params: params of the network.
         model_state: running batch statistics.
-        views: the views that go through it.
+        views: views of the pass.
         streams: streams of the batch.
-        key: for the views' randomness and dropout.
-        separate: a pass per view in place of one over all of them.
+        key: random key for views and dropout.
+        separate: one pass per view, in place of one over all views.
 
     Returns:
         (inputs by view, outputs by view, new model state).
@@ -121,7 +121,7 @@ def build_views(views: tuple[View, ...], streams: Streams, key: Key[Array, ""]) 
 
 
 def separate_passes(step: TakeStep) -> TakeStep:
-    """Take a local step with a forward pass per view, each with batch statistics of its own: a
+    """Take a local step with one forward pass per view, each with its own batch statistics: a
     `Stage.wrap_step`.
     """
     return lambda at: step(at._replace(forward=partial(at.forward, separate=True)))
@@ -140,17 +140,17 @@ def gather_streams(
     Args:
         positions: places in `client.rows`.
         masks: False on padding.
-        client: whose examples these are.
+        client: owner of the examples.
         inputs: raw inputs of all examples.
-        key: of this client in this round.
+        key: random key of this client in this round.
     """
     streams = {}
     for name, position in positions.items():
         mask = masks[name]
         observed = jnp.where(mask, client.observed[position], -1)
         rows = inputs[client.rows[position]]
-        # Padding points to row 0, which may be another client's NaN: a zero loss would still have a
-        # NaN gradient.
+        # Padding points to row 0, which may hold another client's NaN: even a loss of zero would
+        # then have a NaN gradient.
         real = mask.reshape(-1, *[1] * (rows.ndim - 1))
         weak = None if client.weak is None else jnp.where(mask, client.weak.labels[position], -1)
         streams[name] = Stream(

@@ -1,4 +1,4 @@
-"""Grouped averaging: the slots of a cohort form groups with a model each, and groups mix through
+"""Grouped averaging: the slots of a cohort form groups with one model each, and groups mix through
 few members only.
 
 Source: the public code of "Improving semi-supervised federated learning by reducing the gradient
@@ -43,7 +43,7 @@ class Averaging(NamedTuple):
 def averaging(
     sizes: tuple[int, ...], num_replicas: int, broadcast_global: bool = False
 ) -> Averaging:
-    """Return the slots of all groups in turn, then the replicas of the server.
+    """Return the slots of all groups in turn, followed by the replicas of the server.
 
     With replicas, clients start from the model of their group and replicas from the global one, so
     that the groups mix through the replicas alone. Without, two client slots are the bridge: the
@@ -84,14 +84,14 @@ def averaging(
 
 
 def default_sizes(cohort_size: int) -> tuple[int, ...]:
-    """Choose groups of about ten, at least two: the authors' where they are known, nearly equal
-    otherwise.
+    """Choose groups of about ten clients, at least two groups: the authors' sizes if they are
+    known, otherwise nearly equal sizes.
     """
     return CODE_SIZES.get(cohort_size) or equal_sizes(cohort_size, max(2, round(cohort_size / 10)))
 
 
 def equal_sizes(cohort_size: int, num_groups: int) -> tuple[int, ...]:
-    """Return sizes that differ by one at most, the smaller ones first.
+    """Return sizes that differ by at most one, smaller ones first.
 
     Raises:
         ValueError: more groups than clients.
@@ -106,7 +106,7 @@ def equal_sizes(cohort_size: int, num_groups: int) -> tuple[int, ...]:
 def _sizes(
     group_sizes: tuple[int, ...] | None, groups: int | None, cohort_size: int | None
 ) -> tuple[int, ...]:
-    """Find the client slots of each group, from the number of groups or their sizes."""
+    """Return the client slots of each group, from the number of groups or from their sizes."""
     if group_sizes is not None:
         if groups is not None:
             raise ValueError(
@@ -124,7 +124,7 @@ def _sizes(
 
 
 def _check_sizes(sizes: tuple[int, ...], cohort_size: int) -> None:
-    """Raise ValueError where the groups do not make up a cohort."""
+    """Raise ValueError if the groups do not add up to a cohort."""
     if sum(sizes) != cohort_size:
         raise ValueError(
             f"groups of {', '.join(map(str, sizes))} make {sum(sizes)} clients, but {cohort_size} "
@@ -143,14 +143,15 @@ def grouped(
     """Return FedRGD's grouped averaging; with one group, FedAvg.
 
     Every round the clients fill the slots in random order. The next model of a group is the mean of
-    its members, weighed as in FedAvg; a group of which nobody trained keeps its model. Clients
-    never receive the global model, unless they are a bridge. Changes that the server makes to the
-    global model outside of the average reach what starts from it.
+    its members, weighted as in FedAvg. A group without a trained member keeps its model. Clients
+    never receive the global model, unless they are a bridge. If the server changes the global model
+    outside of the average, only members that start from the global model see it.
 
     Args:
-        group_sizes: clients of each group, together those of a round, in place of `groups`.
-        groups: how many, of about equal size; by default of about ten clients each, at least two.
-        broadcast_global: everybody starts from the global model.
+        group_sizes: clients of each group, in place of `groups`; their sum is the cohort size.
+        groups: number of groups, of about equal size; by default groups of about ten clients, at
+            least two.
+        broadcast_global: all members start from the global model.
         facts: sizes of the run, which `groups` divides.
 
     Raises:

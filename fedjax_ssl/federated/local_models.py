@@ -1,7 +1,7 @@
-"""The cohort's own models, as they come out of local training: for the log alone.
+"""Scores of the cohort's own models after local training, for the log alone.
 
-`config.metrics` names their accuracy "local". It says how far clients' models are from the average
-of them, and what a client forgets of its labelled examples while it learns from others.
+`config.metrics` names their accuracy "local". It shows how far clients' models are from their
+average, and how much a client forgets of its labelled examples while it learns from others.
 """
 
 from collections.abc import Callable
@@ -26,11 +26,11 @@ from fedjax_ssl.federated.forward import map_rows
 from fedjax_ssl.federated.setup import Setup
 
 TERM = "local_models"
-CLIENT_MODELS = "client_models"  # metric of a round: models before they are averaged, a tree
+CLIENT_MODELS = "client_models"  # metric of a round: clients' models before averaging, a tree
 
 
 def with_local_scores(setup: Setup, stage: Stage, combine: Callable[[Params], PyTree]) -> Stage:
-    """Return the same stage, whose rounds also log how well the models of its clients do.
+    """Return the same stage, whose rounds also log the accuracy of the clients' own models.
 
     Metrics, each the mean over the clients that trained: "local_test_accuracy" on all test
     examples; "local_labelled_accuracy" on the client's own labelled examples, and
@@ -38,7 +38,7 @@ def with_local_scores(setup: Setup, stage: Stage, combine: Callable[[Params], Py
 
     Args:
         setup: the run.
-        stage: a stage; one without terms of its own stays as it is.
+        stage: a stage; without terms of its own, it is returned unchanged.
         combine: parameters by group -> the network's parameters.
     """
     if not stage.client_terms:
@@ -97,8 +97,8 @@ def with_local_scores(setup: Setup, stage: Stage, combine: Callable[[Params], Py
 
 
 def with_client_models(stage: Stage) -> Stage:
-    """Return the same stage, whose rounds also have the models of its clients, as `CLIENT_MODELS`:
-    the last term measures them.
+    """Return the same stage, whose rounds also have the clients' models, as `CLIENT_MODELS`,
+    measured by the last term.
     """
     training = stage.clients
     if training is None:

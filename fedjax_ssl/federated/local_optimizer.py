@@ -1,8 +1,10 @@
-"""Local optimizers by name: three of the papers, and "module:function", as "optax:adamw".
+"""Local optimizers by name: three from the papers, and any "module:function", such as
+"optax:adamw".
 
 The learning rate is the round's, which is traced: a whole sweep over learning rates is one program.
-The papers' three are transformations without a rate, by which their update is multiplied. A named
-function is called with the rate in every trace, so that one that is not linear in it is exact too.
+The three from the papers have no learning rate of their own: their update is multiplied by the
+round's. A named function is called with the rate in every trace, so an optimizer that is not linear
+in the rate is exact too.
 """
 
 from collections.abc import Callable
@@ -19,7 +21,7 @@ from fedjax_ssl.registry import Registry
 
 PyTree = Any
 _Decay = Annotated[float | Array, In("[0, inf)")]
-# functions of optax that would run and do something else
+# Functions of optax that would run but do something else.
 _LEFT_OUT = {
     **dict.fromkeys(("dpsgd", "noisy_sgd"), "its noise would be the same at all clients"),
     "galore": "it projects whole matrices, and was not tried",
@@ -29,7 +31,7 @@ _LEFT_OUT = {
         "it predicts with other weights than it trains",
     ),
 }
-# functions of optax that look at whole arrays
+# Functions of optax that need whole layers.
 BY_LAYER = ("adafactor", "fromage", "lamb", "lars", "muon", "novograd", "sm3")
 
 
@@ -38,7 +40,7 @@ def _sgd(
     nesterov: bool = False,
     weight_decay: _Decay = 0.0,
 ) -> optax.GradientTransformation:
-    """Gradient descent, with momentum if wanted.
+    """Gradient descent, with optional momentum.
 
     Args:
         momentum: v <- momentum * v + g.
@@ -84,14 +86,14 @@ OPTIMIZERS: Registry[optax.GradientTransformation] = Registry(
 
 
 class LocalOptimizer(NamedTuple):
-    """An optimizer that is told the learning rate of each step."""
+    """An optimizer that gets the learning rate at each step."""
 
     init: Callable[[PyTree], PyTree]  # parameters -> state
     update: Callable[[PyTree, PyTree, PyTree, Float[Array, ""]], tuple[PyTree, PyTree]]
-    # ^ (gradient, state, parameters, rate) -> (what is added to the parameters, state)
+    # ^ (gradient, state, parameters, rate) -> (change to add to the parameters, state)
     by_layer: bool = False
-    # ^ it may look at the network's own arrays, not at the few that they are packed in
-    own_rate: bool = False  # its rate is not the run's
+    # ^ it may need the network's own arrays, not the packed ones
+    own_rate: bool = False  # it ignores the run's learning rate
 
 
 @checked
@@ -111,7 +113,7 @@ def local_optimizer(
             1e-6)) before weight decay is added; None: it is not.
         facts: the run's `fedjax_ssl.federated.Facts`, for a function that has a parameter of this
             name.
-        **options: those of the optimizer.
+        **options: the optimizer's own options.
 
     Raises:
         ValueError: an unknown name or option, a value outside its range, or an optimizer that needs
@@ -151,13 +153,14 @@ def local_optimizer(
 
 
 def _check_step(name: str, optimizer: LocalOptimizer) -> None:
-    """Raise ValueError for an optimizer whose step needs more than it is given, or changes the
-    form of its state.
+    """Raise ValueError for an optimizer whose step needs more than gradients and parameters, or
+    changes the form of its state.
     """
     from fedjax_ssl.own_code import where
 
     place = f" ({where(OPTIMIZERS.builder(name))})" if ":" in name else ""
-    # Shapes alone: a process chooses its threads once configs are resolved, before JAX computes.
+    # Only shapes are computed: a process chooses its threads after configs are resolved, before JAX
+    # computes.
     weights, rate = jax.eval_shape(
         lambda: ({"model": {"kernel": jnp.zeros((2, 3)), "bias": jnp.zeros(3)}}, jnp.zeros(()))
     )
@@ -189,14 +192,14 @@ def descend(
     params: PyTree,
     rate: Float[Array, ""],
 ) -> tuple[PyTree, PyTree]:
-    """Take a step: (parameters, state of the optimizer)."""
+    """Take a step: return (parameters, state of the optimizer)."""
     added, state = optimizer.update(gradient, state, params, rate)
     return optax.apply_updates(params, added), state
 
 
 def at_rate(optimizer: LocalOptimizer, rate: float | Array) -> optax.GradientTransformation:
-    """Return the optimizer at one learning rate, as optax has it: its update is added to the
-    parameters.
+    """Return the optimizer at a fixed learning rate, in optax's form, where the update is added to
+    the parameters.
     """
     return optax.GradientTransformation(
         optimizer.init, lambda g, s, w: optimizer.update(g, s, w, jnp.asarray(rate))
@@ -206,12 +209,11 @@ def at_rate(optimizer: LocalOptimizer, rate: float | Array) -> optax.GradientTra
 def over_layers(
     optimizer: LocalOptimizer, groups: Callable[[], dict[str, PyTree]]
 ) -> LocalOptimizer:
-    """Let an optimizer that looks at layers see them, where parameters come in few arrays per
-    group.
+    """Give an optimizer that needs whole layers the layers, if parameters come packed by group.
 
     Args:
-        optimizer: returned as it is where it does not look at layers.
-        groups: () -> parameters by group, of which the shapes are read.
+        optimizer: returned unchanged if it does not need layers.
+        groups: () -> parameters by group, only their shapes are read.
     """
     if not optimizer.by_layer:
         return optimizer
@@ -235,8 +237,8 @@ def over_layers(
 
 
 def _clip(max_norm: float | Array) -> optax.GradientTransformation:
-    """Clip gradients as PyTorch does, whose 1e-6 shows in the digits of SemiFL's code; optax'
-    own has none.
+    """Clip gradients as PyTorch does. Its 1e-6 is visible in the results of SemiFL's code, and
+    optax's clipping lacks it.
     """
 
     def clip(updates: optax.Updates, params: optax.Params | None) -> optax.Updates:
@@ -247,8 +249,8 @@ def _clip(max_norm: float | Array) -> optax.GradientTransformation:
 
 
 def standard_promotion(optimizer: optax.GradientTransformation) -> optax.GradientTransformation:
-    """Return the same optimizer, usable under jax_numpy_dtype_promotion="strict": optax mixes
-    floats with step counts.
+    """Return the same optimizer, usable under jax_numpy_dtype_promotion="strict", although optax
+    mixes floats with step counts.
     """
 
     def update(

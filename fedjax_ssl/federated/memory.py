@@ -1,5 +1,5 @@
-"""Choose how many clients train at once on an accelerator: as many as its memory holds, read off
-compiled programs.
+"""Choose how many clients train at once on an accelerator: as many as fit into its memory, by the
+memory use of compiled programs.
 """
 
 from collections.abc import Callable
@@ -11,39 +11,38 @@ from fedjax_ssl.data import LoadedInputs
 from fedjax_ssl.federated.execution import Choice, tree_bytes
 
 PyTree = Any
-# Share of a device's memory that is planned with: the rest is for workspaces and for fragmentation.
+# Share of a device's memory in the plan; the rest is for workspaces and fragmentation.
 USABLE = 0.8
-FIRST = 64  # clients at once that are tried first
+FIRST = 64  # first number of clients at once that is tried
 _GROUPS = ("chunked", "lanes")  # placements with a number of clients at once
 
 
 def device_memory() -> int | None:
-    """Give the bytes that JAX may fill on the smallest device; None where the backend does not
-    tell.
+    """Return the bytes that JAX may use on the smallest device; None if the backend does not tell.
 
-    With several processes also None: a choice that depends on one's own devices could differ
-    between them, and their programs would wait for each other for ever.
+    With several processes also None: a choice by each process's own devices could differ between
+    processes, and their programs would wait for each other forever.
     """
     return None if jax.process_count() > 1 else own_memory()
 
 
 def own_memory() -> int | None:
-    """Give the bytes that JAX may fill on the smallest device of this process; None: not known."""
+    """Return the bytes that JAX may use on the smallest device of this process; None: unknown."""
     limits = [(device.memory_stats() or {}).get("bytes_limit") for device in jax.local_devices()]
     known = [limit for limit in limits if limit]
     return min(known) if known and len(known) == len(limits) else None
 
 
 def bytes_of(program: Any) -> int:
-    """Give the bytes that a compiled program takes on a device, with its arguments and results."""
+    """Return the bytes that a compiled program takes on a device, with arguments and results."""
     found = program.memory_analysis()
     taken = found.argument_size_in_bytes + found.output_size_in_bytes + found.temp_size_in_bytes
-    return int(taken - found.alias_size_in_bytes)  # results that lie where arguments lay
+    return int(taken - found.alias_size_in_bytes)  # aliased results use the memory of arguments
 
 
 def bytes_to_come(inputs: Any) -> int:
-    """Give the bytes of a device that the examples of the coming rounds take, which are brought
-    while a round runs.
+    """Return the bytes of a device for the examples of the coming rounds, which are loaded while a
+    round runs.
 
     Args:
         inputs: inputs of a federation.
@@ -54,8 +53,8 @@ def bytes_to_come(inputs: Any) -> int:
 
 
 def how_many_fit(one: int, two: int, limit: int) -> int:
-    """Extrapolate from the bytes of programs for one and for two at once to as many as fit; at
-    least one.
+    """Return how many clients fit, at least one, extrapolated from the programs for one and for two
+    at once.
 
     Args:
         one: bytes of the program for one.
@@ -66,16 +65,16 @@ def how_many_fit(one: int, two: int, limit: int) -> int:
 
 
 def is_out_of_memory(error: Exception) -> bool:
-    """Tell whether a device or a compiler says with this error that the memory is not enough."""
+    """Return whether this error of a device or compiler means too little memory."""
     return "RESOURCE_EXHAUSTED" in str(error) or "Out of memory" in str(error)
 
 
 class FittingProgram:
     """A program of rounds that trains as many clients at once as the device's memory holds.
 
-    The rounds are compiled for all clients of a cohort, up to `FIRST`. Where these are too many by
-    the program's own account, they are compiled for one client too, and then for as many as fit;
-    where more fit, for more. Where the device's memory turns out to be too small, they are compiled
+    The rounds are compiled for all clients of a cohort, up to `FIRST`. If the program needs too
+    much memory by its own estimate, it is compiled for one client too, and then for as many as fit.
+    If more fit, it is compiled for more. If the device still runs out of memory, it is compiled
     again for half as many.
 
     Attributes:
@@ -95,9 +94,9 @@ class FittingProgram:
         """Compile the rounds.
 
         Args:
-            compile_for: clients at once -> the program, and how clients are placed in it.
+            compile_for: clients at once -> (program, placement of the clients in it).
             limit: bytes that the program may take.
-            say: is told, in one line, that fewer clients are taken.
+            say: called with one line if fewer clients train at once.
             cohort: clients of a cohort, at most.
         """
         self._compile_for = compile_for
@@ -105,7 +104,7 @@ class FittingProgram:
         self._ran = False
         self._at_once = first = min(FIRST, cohort)
         self._limit = limit
-        self._each: int | None = None  # bytes of a client; None: not known
+        self._each: int | None = None  # bytes of a client; None: unknown
         self._compile()
         most = max((one.num_clients for one in self.choices if one.placement in _GROUPS), default=1)
         halved = self._at_once < first
@@ -133,17 +132,17 @@ class FittingProgram:
             self._compile()
 
     def as_text(self) -> str:
-        """Give the text of the program."""
+        """Return the text of the program."""
         return str(self._program.as_text())
 
     def __call__(self, state: PyTree, *others: PyTree) -> PyTree:
-        """Run the rounds; raises as the device does where it has not enough memory for a client
-        at a time.
+        """Run the rounds. Raises the device's error if even one client at a time needs too much
+        memory.
         """
         if self._ran or self._at_once == 1:
             return self._program(state, *others)
         while True:
-            # the program gives the state's memory away, also where it then fails
+            # The program donates the state's memory, even if it then fails.
             spare = jax.device_get(state)
             try:
                 results = jax.block_until_ready(self._program(state, *others))

@@ -1,8 +1,8 @@
 """Messages of a round: download, upload, sums of uploads, and the clients' numbers for the log.
 
 `Upload` is all that a client sends after its local training: `ClientResult` -> `Upload` -> `Total`
--> `ServerState`. The server sees client by client what is in `terms` and whose upload counts, and
-all else only in sum (`Total`), added in client order.
+-> `ServerState`. The server sees `terms` and which uploads count client by client, and everything
+else only as a sum (`Total`), added in client order.
 """
 
 from typing import Any, NamedTuple
@@ -25,11 +25,11 @@ class Download(NamedTuple):
     model_state: PyTree  # global batch statistics
     optimizer: PyTree  # state of the federated optimizer, from which clients may start differently
     local_optimizer: dict[str, PyTree]
-    # ^ state of the local one by group, where clients start from a common one
+    # ^ state of the local optimizer by group, if all clients start from the same one
     terms: dict[str, PyTree]  # server state of the terms, from which local states start
     inputs: Array  # raw inputs of all examples: the simulation has them in one place
     validation: Validation  # validation examples of the run
-    test: Validation | None = None  # for the log alone
+    test: Validation | None = None  # test examples, for the log alone
     uploads: PyTree = ()  # state of the upload transforms
 
 
@@ -38,15 +38,15 @@ class Upload(NamedTuple):
     values.
     """
 
-    update: Grouped  # how far its parameters moved from those that were sent, by shared group
-    statistics: Float[Array, " s"]  # how far its batch statistics moved, in one vector
-    optimizer: dict[str, PyTree]  # state of its local optimizer by group, where clients share one
+    update: Grouped  # change of its parameters since the download, by shared group
+    statistics: Float[Array, " s"]  # change of its batch statistics, in one vector
+    optimizer: dict[str, PyTree]  # state of its local optimizer by group, if clients share one
     terms: dict[str, PyTree]  # uploads of the terms that the server sees client by client
     averages: dict[str, PyTree]
     # ^ uploads of the terms of which the server sees the mean; an upload transform may add a name
-    weight: Float[Array, ""]  # its weight in the average
-    arrived: Bool[Array, ""]  # False: lost on its way, all of it, and the client keeps nothing new
-    reported: PyTree = ()  # from the federated optimizer, for the server to see the sum of
+    weight: Float[Array, ""]  # weight of the client in the average
+    arrived: Bool[Array, ""]  # False: the whole upload is lost, and the client keeps its old state
+    reported: PyTree = ()  # report of the federated optimizer; the server sees the sum
 
 
 class Work(NamedTuple):
@@ -59,16 +59,17 @@ class Work(NamedTuple):
 
 
 class Total(NamedTuple):
-    """Uploads added up over a cohort in client order, and the work that is logged."""
+    """Uploads added up over a cohort in client order, and its work for the log."""
 
-    update: Grouped  # changes times their weights
-    weights: dict[str, Array]  # sums of the weights of these, by shared group
-    reported: PyTree  # `Upload.reported`
-    statistics: Float[Array, " s"]  # times the weight
-    optimizer: dict[str, tuple[Array, PyTree]]  # by group: weight, and states times it
-    averages: dict[str, PyTree]  # by term: values times the weight
-    weight: Float[Array, ""]  # sum of the weights
-    work: Work  # for the log
+    update: Grouped  # sum of changes times weights
+    weights: dict[str, Array]  # sum of these weights, by shared group
+    reported: PyTree  # sum of `Upload.reported`
+    statistics: Float[Array, " s"]  # sum of statistics times weight
+    optimizer: dict[str, tuple[Array, PyTree]]
+    # ^ by group: sum of weights, and of states times weight
+    averages: dict[str, PyTree]  # by term: sum of values times weight
+    weight: Float[Array, ""]  # sum of weights
+    work: Work  # local work, for the log
 
 
 class Arrivals(NamedTuple):
@@ -76,9 +77,10 @@ class Arrivals(NamedTuple):
 
     terms: dict[str, PyTree]  # `Upload.terms`
     counts: Bool[Array, " p"]  # True for clients that trained and whose upload arrived
-    arrived: Bool[Array, " p"]  # False where an upload was lost on its way
+    arrived: Bool[Array, " p"]  # False for a lost upload
     lost: Bool[Array, " p"]  # True for clients that dropped out of the round
     kept: Kept  # new state of the clients
-    measured: dict[str, PyTree]  # by term, for its metrics: what the simulation alone sees
+    measured: dict[str, PyTree]
+    # ^ measurements by term, for its metrics; a real server would not see them
     parts: Total | tuple[()] = ()
     # ^ uploads client by client, if the server does not combine them by their sum

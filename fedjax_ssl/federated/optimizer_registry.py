@@ -1,4 +1,4 @@
-"""Federated optimizers by name, from the settings that a config has for them."""
+"""Federated optimizers by name, built from the settings of a config."""
 
 import ast
 from functools import partial
@@ -51,8 +51,8 @@ def _moments(
         beta1: share of the mean change that is kept from round to round.
         beta2: share of the mean square that is kept.
         tau: added to the root of the mean square; the smaller, the more adaptive.
-        bias_correction: divide both means by what of their start has faded; False: as in the
-            paper's algorithm 2 and in FLamby, where both start at 0.
+        bias_correction: divide both means by 1 - beta^t; False: as in the paper's algorithm 2 and
+            in FLamby, where both start at 0.
     """
     if not bias_correction:
         return fedopt(adaptive(rule, server_learning_rate, beta1, beta2, tau))
@@ -84,10 +84,10 @@ def _fedopt(
     """Any optimizer at the server.
 
     Args:
-        optimizer: one of `config.optimizer.name`, a function of your own too; not one that looks at
-            layers.
+        optimizer: a name of `config.optimizer.name`, or a function of your own; not one that needs
+            whole layers.
         server_learning_rate: its learning rate.
-        arguments: its own ones, for example "b1=0.8,weight_decay=0.01".
+        arguments: its own options, for example "b1=0.8,weight_decay=0.01".
     """
     given = {}
     for one in filter(None, arguments.split(",")):

@@ -1,5 +1,5 @@
-"""Federated optimizers: how local training is corrected and how clients' results become the next
-global model.
+"""Federated optimizers: corrections of local training, and the step from the clients' results to
+the next global model.
 
 Parameters reach these functions as a `dict` of group -> few arrays
 (`fedjax_ssl.federated.packing`); private groups are not among them.
@@ -27,13 +27,13 @@ PyTree = Any
 
 
 class LocalSettings(NamedTuple):
-    """The clients' optimizer, as far as a federated one has to know it; numbers may be traced."""
+    """The clients' optimizer, as far as a federated optimizer needs it; numbers may be traced."""
 
     name: str = "sgd"  # name in `config.optimizer`
-    learning_rate: float | Array = 0.1  # at the start
+    learning_rate: float | Array = 0.1  # learning rate at the start
     momentum: float | Array = 0.0  # in [0, 1)
     nesterov: bool = False  # Nesterov momentum
-    clip_norm: float | Array | None = None  # largest norm of a gradient; None: any
+    clip_norm: float | Array | None = None  # largest norm of a gradient; None: no clipping
 
 
 PLAIN_SGD = LocalSettings()
@@ -44,24 +44,24 @@ Added = tuple[dict[str, Array], Grouped, PyTree]
 
 
 class Local(NamedTuple):
-    """Local training of one client, as a federated optimizer sees it."""
+    """Local training of one client, for its federated optimizer."""
 
     anchor: Grouped  # parameters as received
-    params: Grouped  # parameters after local training; in `add` as uploaded, with the next one
-    change: Grouped  # how far these are from the anchor
+    params: Grouped  # parameters after local training; in `add`, as uploaded, and so is `change`
+    change: Grouped  # `params` minus `anchor`
     weights: dict[str, Float[Array, ""]]
-    # ^ by group; 0 if the client trained nothing of it
+    # ^ weights by group; 0 if the client trained nothing of it
     num_steps: Int[Array, ""]  # local steps that it took
     learning_rate: Float[Array, ""]  # learning rate of its local steps
-    sent_by_optimizer: PyTree  # as in `Client`
+    sent_by_optimizer: PyTree  # the same as in `Client`
     kept: PyTree  # its state since its last round
 
 
 class Numbers(NamedTuple):
-    """Numbers that a federated optimizer sends to and from each client beside the model."""
+    """Numbers that a federated optimizer sends to and from each client besides the model."""
 
-    down: int  # to a client
-    up: int  # from a client
+    down: int  # numbers to a client
+    up: int  # numbers from a client
 
 
 def _same_for_all(state: PyTree, received: PyTree, common: Grouped) -> Grouped:
@@ -74,35 +74,35 @@ class FederatedOptimizer(NamedTuple):
     # At the server.
     init: Callable[[Grouped], PyTree]  # parameters -> state
     apply: Callable[[PyTree, Grouped, Total, RoundContext], tuple[Grouped, PyTree]]
-    # ^ (state, global parameters, uploads in sum, round) -> (global parameters, state)
+    # ^ (state, global parameters, sum of uploads, round) -> (global parameters, state)
     send: Callable[[PyTree, PyTree, RoundContext], PyTree] = lambda state, kept, context: ()
-    # ^ (state, what the cohort's clients keep, round) -> `Client.sent_by_optimizer`, leading axis
-    # p; the functions below call it received
+    # ^ (state, kept states of the cohort, round) -> `Client.sent_by_optimizer`, leading axis p;
+    # called `received` below
     keep: Callable[[Grouped], PyTree] = lambda params: ()
-    # ^ parameters -> what a client keeps before its first round
+    # ^ parameters -> first state that a client keeps
     # At a client.
     start: Callable[[PyTree, PyTree, Grouped], Grouped] = _same_for_all
-    # ^ (state, received, global parameters) -> the parameters that this client starts from
+    # ^ (state, received, global parameters) -> parameters that this client starts from
     correct: Callable[[Grouped, Grouped, Grouped, PyTree], Grouped] = (
         lambda gradient, params, anchor, received: gradient
     )
-    # ^ (gradient, params, anchor, received) -> gradient, each of one group at a time but what was
-    # received
+    # ^ (gradient, params, anchor, received) -> gradient, all of one group at a time except
+    # `received`
     report: Callable[[Local], tuple[PyTree, PyTree]] = lambda local: ((), ())
-    # ^ -> (what a client sends beside its change, what it keeps from now on, like `keep`)
+    # ^ -> (upload besides the change, state to keep from now on, like `keep`)
     add: Callable[[Local, PyTree], Added] = lambda local, reported: (
         local.weights,
         weighted(local.change, local.weights),
         reported,
     )
-    # ^ (a client as it arrived at the server, what it reported) -> what is added up of it over the
-    # cohort: weights by group, change, reported
+    # ^ (a client as it arrived at the server, its report) -> its part of the sums over the cohort:
+    # weights by group, change, report
     alone: bool = False
-    # ^ no federation: every client goes on with its own model, and nothing is averaged
-    num_groups: int = 1  # how many parts of a cohort are averaged on their own
+    # ^ no federation: every client continues with its own model, and nothing is averaged
+    num_groups: int = 1  # parts of a cohort that are averaged separately
     # For the count of bytes.
     sends: Callable[[Grouped], Numbers] = lambda params: Numbers(0, 0)
-    # ^ shared parameters -> numbers beside the model
+    # ^ shared parameters -> numbers besides the model
 
 
 def weighted(change: Grouped, weights: dict[str, Array]) -> Grouped:
@@ -114,9 +114,7 @@ def weighted(change: Grouped, weights: dict[str, Array]) -> Grouped:
 
 
 def weighted_mean(totals: Grouped, weights: dict[str, Float[Array, ""]]) -> Grouped:
-    """Return weighted sums divided by the sum of the weights of each group; 0 where nothing has
-    weight.
-    """
+    """Return weighted sums divided by the sum of weights of each group; 0 if that sum is 0."""
 
     def divide(total: PyTree, weight: Float[Array, ""]) -> PyTree:
         return jax.tree.map(lambda leaf: mean_scale(weight) * leaf, total)
@@ -125,8 +123,8 @@ def weighted_mean(totals: Grouped, weights: dict[str, Float[Array, ""]]) -> Grou
 
 
 def mean_scale(weight: Float[Array, "..."]) -> Float[Array, "..."]:
-    """Return the factor of a weighted sum for the mean, given the sum of the weights; 0 where
-    nothing has weight.
+    """Return the factor that turns a weighted sum into the mean, from the sum of weights; 0 if that
+    sum is 0.
     """
     return jnp.where(weight > 0, 1.0 / jnp.where(weight > 0, weight, 1.0), 0.0)
 
@@ -141,7 +139,7 @@ def fedavg() -> FederatedOptimizer:
 
 
 def local() -> FederatedOptimizer:
-    """No federation: every client trains a model of its own on what it has, all of them in one
+    """No federation: every client trains its own model on its own examples, all clients in one
     program.
     """
     return fedavg()._replace(alone=True)
@@ -241,11 +239,11 @@ def adaptive(
 
 
 class _MeanSteps(NamedTuple):
-    """Mean local steps of SCAFFOLD's clients, in sum."""
+    """Sum of the mean local steps of SCAFFOLD's clients."""
 
     update: Grouped
-    clients: Float[Array, ""]  # how many moved
-    weight: Any = ()  # their weights, where variates have any
+    clients: Float[Array, ""]  # number of clients that moved
+    weight: Any = ()  # sum of their weights, if variates are weighted
 
 
 @checked
@@ -263,15 +261,15 @@ def scaffold(
     start at 0. A client that was not drawn, took no step or was dropped keeps its variate. Every
     client keeps one vector of the model's size, the server another.
 
-    Local optimizers that do more than subtract rate times gradient (momentum, Adam, clipping) would
-    make (w_global - w_i) / (steps * rate) something else than a mean gradient; they are refused.
+    Local optimizers that do more than subtract rate times gradient (momentum, Adam, clipping) are
+    refused: with them, (w_global - w_i) / (steps * rate) is not a mean gradient.
 
     Args:
         server_learning_rate: length of the server's step along the mean change; 1 adopts the mean
             model, as FedAvg does.
-        weighted_variates: the mean of the variates has the weights of the models', as in FLamby;
-            otherwise, as in the paper, all clients count alike, and a federation whose models are
-            weighted is drawn to the unweighted mean gradient.
+        weighted_variates: weight the variates like the models, as in FLamby. Otherwise all clients
+            count alike, as in the paper, which pulls a federation with weighted models to the
+            unweighted mean gradient.
         local: the clients' optimizer.
 
     Raises:
@@ -286,9 +284,7 @@ def scaffold(
         )
 
     def send(state: PyTree, kept: PyTree, context: RoundContext) -> PyTree:
-        """c - c_i: in both places where the variates are used, it is their difference that
-        counts.
-        """
+        """c - c_i: both places that use the variates need their difference alone."""
         return jax.tree.map(jnp.subtract, state, kept)
 
     def correct(gradient: Grouped, params: Grouped, anchor: Grouped, received: PyTree) -> Grouped:
@@ -297,9 +293,10 @@ def scaffold(
     def report(local: Local) -> tuple[PyTree, PyTree]:
         distance = local.num_steps.astype(local.learning_rate.dtype) * local.learning_rate
         trained = jnp.any(jnp.stack(list(local.weights.values())) > 0)
-        moved = trained & (distance > 0)  # a rate of 0 says nothing about the gradient
+        # at a rate of 0, the change says nothing about the gradient
+        moved = trained & (distance > 0)
         scale = jnp.where(moved, 1.0 / jnp.where(moved, distance, 1.0), 0.0)
-        # mean of a local step
+        # mean local step
         update = jax.tree.map(lambda change: -(scale * change), local.change)
         steps = _MeanSteps(update, moved.astype(scale.dtype))
         if weighted_variates:
@@ -323,7 +320,7 @@ def scaffold(
         if weighted_variates:
             scale = steps.clients * mean_scale(steps.weight)
             update = jax.tree.map(lambda total: scale * total, update)
-        # c_i+ - c_i is the mean update less c.
+        # c_i+ - c_i is the mean step minus c.
         variate = jax.tree.map(
             lambda c, total: c + (total - steps.clients * c) / context.num_clients, state, update
         )

@@ -1,13 +1,13 @@
 """Parameters in few arrays, for loops of local steps.
 
-Loops on a CPU are slow with dozens of small arrays (jax issue 26145), and one vector of everything
-has to be cut into weights before every step and put together after it, which for a large layer
-takes as long as its matrix product. So large arrays stay as they are and all small ones share a
-vector.
+Loops on a CPU are slow with dozens of small arrays (jax issue 26145). One vector of everything is
+slow too: it must be cut into weights before every step and joined again after it, and for a large
+layer this takes as long as its matrix product. So large arrays stay as they are, and all small ones
+share a vector.
 
-XLA computes what is cheap wherever it is used, in one kernel with what uses it, and compiles equal
-kernels once. Where every layer of a network uses such a value, no two layers are equal: `apart`
-says where a kernel ends, so that programs for a CPU have fewer kernels to compile.
+XLA repeats a cheap computation in every kernel that uses its value, and compiles equal kernels
+once. If every layer of a network uses such a value, no two layers have equal kernels. `apart` ends
+a kernel at the value, so that programs for a CPU have fewer kernels to compile.
 """
 
 from collections.abc import Callable
@@ -22,8 +22,8 @@ from fedjax_ssl.backend import backend
 from fedjax_ssl.federated.contract import Packed, Packing
 
 PyTree = Any
-LARGE = 4096  # elements
-MANY = 8  # pieces of a vector
+LARGE = 4096  # elements; smaller arrays share a vector
+MANY = 8  # pieces of a vector; from here on they are cut out before use
 
 
 def packing(tree: PyTree) -> Packing:
@@ -52,17 +52,17 @@ def packing(tree: PyTree) -> Packing:
 
 
 def apart(values: PyTree) -> PyTree:
-    """Return the same values; on a CPU they are computed once, and not again by everything that
+    """Return the same values, which a CPU then computes once, and not again in every kernel that
     uses them.
     """
     return lax.optimization_barrier(values) if backend() == "cpu" else values
 
 
 def cut(unravel: Callable[[Array], PyTree], vector: Array) -> PyTree:
-    """Return `unravel(vector)`, whose arrays are cut out before they are used.
+    """Return `unravel(vector)`, with its arrays cut out before they are used.
 
-    Equal layers lie at different places of the vector: together with the cut, none of their kernels
-    would be equal.
+    Equal layers lie at different places of the vector, so kernels that contain the cut would all
+    differ.
 
     Args:
         unravel: cuts a vector into arrays.

@@ -1,7 +1,7 @@
 """Clients that are absent from a round, or drop out of it.
 
-Who is absent is drawn by run, round and client, never by method, so that methods with one seed
-lose the same clients. Shapes: C clients, p of a cohort.
+The draw depends on run, round and client, never on the method, so methods with the same seed lose
+the same clients. Shapes: C clients, p of a cohort.
 """
 
 from typing import Annotated, NamedTuple
@@ -16,14 +16,15 @@ from fedjax_ssl.federated.client_states import without_examples
 from fedjax_ssl.federated.contract import Client, Cohort, Now, RoundContext
 from fedjax_ssl.keys import named_key
 
-# When a client drops out: before it sends anything; once its codes were compared; once scores were
-# propagated; after local training. Where a method compares nothing, the middle two are alike.
+# Moment at which a client drops out: before it sends anything, after codes are compared, after
+# scores are propagated, or after local training. If a method compares no codes, the middle two are
+# the same.
 LOST_WHEN = ("start", "codes", "scores", "training")
 BEFORE_TRAINING = ("codes", "scores")
 
 
 class Participation(NamedTuple):
-    """Reliability of clients; `Setup.participation`, which is None if all of them are reliable.
+    """Reliability of clients; `Setup.participation` is None if all clients are reliable.
 
     Example:
         >>> from fedjax_ssl.federated import participation
@@ -47,8 +48,8 @@ class Participation(NamedTuple):
         """Draw for each client whether something happens in a round.
 
         Args:
-            name: tells these draws from others.
-            probability: of each client.
+            name: name of the event, which separates its draws from others.
+            probability: probability for each client.
             run_key: the run's.
             number: rounds before this one.
             ids: the clients'.
@@ -58,7 +59,7 @@ class Participation(NamedTuple):
         return drawn < probability
 
     def available(self, run_key: Key[Array, ""], number: Int[Array, ""], clients: Client) -> Client:
-        """Return all C clients, of which those that are absent have no examples."""
+        """Return all C clients; absent ones have no examples."""
         if self.probability is None:
             return clients
         there = self.happens("available", self.probability, run_key, number, clients.id)
@@ -67,7 +68,7 @@ class Participation(NamedTuple):
     def remaining(
         self, run_key: Key[Array, ""], number: Int[Array, ""], cohort: Cohort, num_clients: int
     ) -> Cohort:
-        """Return a cohort without the clients that are lost before they send anything: their slots
+        """Return the cohort without clients that are lost before they send anything: their slots
         are empty.
         """
         if self.lost is None or self.lost_when != "start":
@@ -77,8 +78,8 @@ class Participation(NamedTuple):
         return Cohort(ids, ids < num_clients)
 
     def left(self, context: RoundContext) -> Bool[Array, " p"] | None:
-        """Return the mask of the cohort's clients that are lost between their first message and
-        their training; None if nobody ever is.
+        """Return the mask of clients that are lost between their first message and their training;
+        None if clients are never lost then.
         """
         if self.lost is None or self.lost_when not in BEFORE_TRAINING:
             return None
@@ -86,12 +87,12 @@ class Participation(NamedTuple):
         return self.happens("lost", self.lost, context.run_key, context.round, context.clients.id)
 
     def staying(self, context: RoundContext) -> Client:
-        """Return a cohort in which the clients of `left` have no examples."""
+        """Return the cohort in which the clients of `left` have no examples."""
         left = self.left(context)
         return context.clients if left is None else without_examples(context.clients, ~left)
 
     def lost_after_training(self, now: Now, ids: Int[Array, " n"]) -> Bool[Array, " n"]:
-        """Return the mask of these clients that are lost once they have trained."""
+        """Return the mask of clients that are lost after they have trained."""
         if self.lost is None or self.lost_when != "training":
             return jnp.zeros(ids.shape, bool)
         assert now.run_key is not None and now.round is not None, "clients train in rounds"
@@ -108,10 +109,11 @@ def participation(
     """Return the reliability of clients; None if every client is reliable.
 
     Args:
-        probability: that a client is there in a round; a cohort is drawn among those.
+        probability: probability that a client is available in a round; the cohort is drawn from the
+            available ones.
         lost: probability that a client of the cohort drops out.
-        lost_when: before it sends anything ("start"), once codes were compared ("codes"), once
-            scores were propagated ("scores"), or after "training".
+        lost_when: before it sends anything ("start"), after codes are compared ("codes"), after
+            scores are propagated ("scores"), or after "training".
 
     Raises:
         ValueError: a setting that cannot be used.

@@ -1,16 +1,16 @@
 """Place a cohort's clients: one after another, all at once, in chunks or in lanes, on one device or
 on several.
 
-The result does not depend on it. On CPU, clients in turn are fastest: vectorizing over clients
-turns matrix products into batched ones and convolutions into grouped ones. On accelerators,
-vectorized clients fill the device.
+The result does not depend on the placement. On a CPU, clients one after another are fastest:
+vectorizing over clients turns matrix products into batched ones and convolutions into grouped ones.
+On accelerators, vectorized clients fill the device.
 
-Lanes are for clients of unequal size, where vectorizing makes all take as many steps as the
-largest: L lanes run side by side, each takes exactly a client's steps, puts its result aside and
-goes on with the next client.
+Lanes are for clients of unequal size, because a vectorized loop takes as many steps as its largest
+client. L lanes run side by side; each takes exactly one client's steps, stores its result and goes
+on with the next client.
 
-Floating-point sums depend on their order, and a sum over devices comes in an order of its own, but
-where everything is gathered and added in client order.
+Floating-point sums depend on their order. A sum over devices has its own order, unless all values
+are gathered and added in client order.
 """
 
 from collections.abc import Callable
@@ -41,7 +41,7 @@ from fedjax_ssl.federated.messages import Arrivals, Download, Total
 from fedjax_ssl.federated.plan import ClientProgress, Plan, batch_of
 
 PyTree = Any
-# Clients whose values one turn of the loop over them adds: they become one kernel on accelerators.
+# Clients added per iteration of the loop over them: on accelerators these become one kernel.
 _AT_ONCE = 16
 
 
@@ -54,21 +54,21 @@ def train_cohort(
 ) -> tuple[Total, Arrivals]:
     """Train a cohort's clients.
 
-    With a mesh its devices share the cohort, each as many clients, dealt by size (`deal`); all axes
-    together count as one list of devices. Inside a `shard_map` over the mesh's axes, as in a sweep
-    with seeds on another axis, each device is to call this with the whole cohort, and takes its
-    share.
+    With a mesh, its devices share the cohort: each gets equally many clients, dealt by size
+    (`deal`); all axes together count as one list of devices. Inside a `shard_map` over the mesh's
+    axes, as in a sweep with seeds on another axis, each device calls this with the whole cohort and
+    takes its share.
 
     Args:
-        local_of: download -> what all clients share.
+        local_of: download -> the `LocalRound` that all clients share.
         execution: placement and devices.
-        download: what all clients receive; every device of a mesh is given it.
+        download: message to all clients, and to every device of a mesh.
         clients: leading axis p.
         valid: False on slots without a client.
 
     Returns:
-        (sums over the cohort, results stacked over the cohort); with a mesh, whole on each of its
-        devices.
+        (sums over the cohort, results stacked over the cohort); with a mesh, the whole result is on
+        each of its devices.
 
     Raises:
         ValueError: for an unknown placement or reduction, a chunk size below 1, or axes of a
@@ -89,10 +89,10 @@ def train_cohort(
     if drawn is None or drawn.order is None:
         num_steps = jax.vmap(partial(plan_client, local))(clients).num_steps
         order = deal(jnp.where(valid, num_steps, 0), num_devices)
-    else:  # dealt before: each device has its own clients' examples
+    else:  # dealt before: each device holds the examples of its own clients
         assert download.now.round is not None, "clients train in rounds"
         order = drawn.order[download.now.round - drawn.first]
-    slots = jnp.argsort(order)  # where each client went
+    slots = jnp.argsort(order)  # new place of each client
     clients, valid = jax.tree.map(lambda x: x[order], (clients, valid))
 
     def train_share(
@@ -100,8 +100,7 @@ def train_cohort(
     ) -> tuple[PyTree, PyTree]:
         if _apart(download.inputs):
             download = download._replace(inputs=cast(Array, download.inputs.of_this_device()))
-        # Nothing is added on the devices: every client's own values are needed to add them in
-        # client order.
+        # Devices add nothing: adding in client order needs every client's own values.
         _, (summed, stacked) = _train_on_one_device(
             local_of(download), *how, clients, valid, adding=False
         )
@@ -122,30 +121,29 @@ def train_cohort(
             mesh=mesh,
             in_specs=(sent, share, share, everywhere),
             out_specs=(everywhere, everywhere),
-            # Local training starts from the same values everywhere, which are not marked as
-            # differing between devices.
+            # All devices start local training from the same values, so they are not marked as
+            # varying over devices.
             check_vma=False,
         )(download, clients, valid, slots)
     return summed, jax.tree.map(lambda x: x[slots[:size]], stacked)
 
 
 def _apart(inputs: Any) -> TypeGuard[LoadedInputs]:
-    """Return whether each device has other clients' examples."""
+    """Return whether each device holds the examples of other clients."""
     return isinstance(inputs, LoadedInputs) and inputs.mesh is not None
 
 
 def deal(num_steps: Int[Array, " q"], num_devices: int) -> Int32[Array, " q"]:
-    """Deal clients to devices, longest first and in turn there and back, so that devices finish
-    together.
+    """Deal clients to devices, longest first, back and forth, so that devices finish together.
 
-    Every device gets as many clients, so that shapes stay the same in all rounds.
+    Every device gets equally many clients, so that shapes are the same in all rounds.
 
     Args:
         num_steps: local steps of each client; q is a multiple of the devices.
         num_devices: at least 1.
 
     Returns:
-        Clients of the first device, longest first, then those of the next one.
+        Clients of the first device, longest first, then clients of the next one.
     """
     hands = jnp.argsort(-num_steps, stable=True).astype(jnp.int32).reshape(-1, num_devices)
     back = jnp.arange(hands.shape[0], dtype=jnp.int32)[:, None] % 2 == 1
@@ -176,12 +174,15 @@ def _train_on_one_device(
     valid: Bool[Array, " p"],
     adding: bool = True,
 ) -> tuple[PyTree, PyTree]:
-    """Train clients: (sums, results of each). Without adding all is a result of each."""
+    """Train clients: return (sums, results of each). If `adding` is False, everything is in the
+    results.
+    """
 
     def results(found: tuple[Total, Arrivals]) -> tuple[PyTree, PyTree]:
         return found if adding else ((), found)
 
-    # Plans of all clients at once: they are small operations that each client would wait for.
+    # Plans of all clients at once, because they are small operations that each client would wait
+    # for.
     plans = jax.vmap(partial(plan_client, local))(clients)
     if choice.placement == "lanes":
         plans, ends = run_lanes(local, clients, plans, valid, choice.clients_at_once)
@@ -205,13 +206,12 @@ def map_clients(
     valid: Bool[Array, " p"],
     at_once: int,
 ) -> tuple[PyTree, PyTree]:
-    """Run `update` for every client; add its first result over clients in client order and stack
-    its second.
+    """Run `update` for every client; add its first result in client order, and stack its second.
 
     Empty slots of the cohort are run as well (they take no local step) and add nothing.
 
     Args:
-        update: one client -> (to be summed, to be stacked).
+        update: one client -> (values to add, values to stack).
         clients: tree with leading axis p.
         valid: False on slots without a client.
         at_once: clients at once, at least 1.
@@ -219,7 +219,7 @@ def map_clients(
     Returns:
         (sums over the cohort, results stacked over the cohort).
     """
-    update = jax.jit(update)  # traced once, for the shapes of its sums and to run it
+    update = jax.jit(update)  # traced once, both for the shapes of its sums and to run it
     size = valid.shape[0]
     slots, counts = _fill_up(clients, valid, -size % at_once)
     shape = (counts.shape[0] // at_once, at_once)
@@ -262,8 +262,8 @@ def pack(
         num_lanes: L.
 
     Returns:
-        (clients of each lane in the order in which it takes them, then p; steps that its lane takes
-        before a client; steps of the longest lane).
+        (clients of each lane in their order, then p as filling; steps of its lane before each
+        client; steps of the longest lane).
     """
     size = num_steps.shape[0]
     order = jnp.argsort(-num_steps, stable=True)
@@ -299,9 +299,9 @@ def run_lanes(
     """Run the local steps of a cohort in lanes.
 
     Args:
-        local: what all clients share.
+        local: parts of local training that are the same for all clients.
         clients: leading axis p.
-        plans: of the clients.
+        plans: plans of the clients.
         valid: False on slots without a client.
         num_lanes: L, at least 1.
 
@@ -323,9 +323,9 @@ def run_lanes(
         busy = who < size
         known = jnp.minimum(who, size - 1)
         within = number - first[known]
-        # Every client's progress has its own place, where its lane finds what it starts from and
-        # leaves what it has reached: no lane asks whether a client begins or ends. An idle lane
-        # writes beyond the end.
+        # Every client's progress has its own slot. A lane reads its start there and writes its
+        # state back, so no lane asks whether a client begins or ends. An idle lane writes beyond
+        # the end.
         client, progress = jax.tree.map(lambda x: x[known], (clients, progresses))
         batch = batch_of(plans, known, within)
         after = jax.vmap(partial(take_local_step, local))(client, within, batch, progress)
@@ -345,7 +345,7 @@ def run_lanes(
 
 @jax.named_scope(AVERAGE)
 def add_one(total: PyTree, entry: PyTree, counts: Bool[Array, ""]) -> PyTree:
-    """Return the sum with one more client in it, if it counts; NaN of one that does not stays
+    """Return the sum plus one more client if it counts; NaN of a client that does not count stays
     out.
     """
     return jax.tree.map(lambda t, x: t + jnp.where(counts, x, jnp.zeros_like(x)), total, entry)
@@ -360,14 +360,14 @@ def add_in_order(
 ) -> PyTree:
     """Add up the entries of a cohort in client order, one after another for every element.
 
-    The order is kept within a turn of the loop too, so that the bits depend neither on how many
-    clients a turn adds nor on how many devices hold them.
+    The order holds within an iteration of the loop too, so the bits depend neither on the number of
+    clients per iteration nor on the number of devices.
 
     Args:
         values: leading axis p.
         valid: False on slots that add nothing.
-        start: the sum over the clients before; None: there are none.
-        order: where the first client's entry is, the second one's, and so on; None: as they lie.
+        start: sum over earlier clients; None: there are none.
+        order: places of the clients' entries in client order; None: entries are in client order.
 
     Returns:
         The sums, without that axis.
@@ -394,7 +394,7 @@ def sum_over_devices(
     reduce: str,
     order: Int[Array, " q"] | None = None,
 ) -> PyTree:
-    """Add up a cohort whose slots are spread over devices; to be called inside `shard_map`.
+    """Add up a cohort whose slots are spread over devices; call it inside `shard_map`.
 
     Args:
         values: this device's slots, leading axis m.
@@ -403,8 +403,8 @@ def sum_over_devices(
         reduce: "ordered": gather and add in client order, the same bits as on one device; takes the
             memory of the whole cohort's values on every device. "fast": add on each device, then
             over devices; the last bits depend on their number.
-        order: where among the slots of all devices the first client is, the second one, and so on;
-            None: in order.
+        order: places of the clients among the slots of all devices, in client order; None: slots
+            are in client order.
 
     Returns:
         The sums, the same on every device.

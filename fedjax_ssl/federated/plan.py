@@ -1,4 +1,4 @@
-"""The plan of a client's round, and where it stands in it."""
+"""The plan of a client's round, and its progress."""
 
 from typing import Any, NamedTuple
 
@@ -14,7 +14,7 @@ class ClientProgress(NamedTuple):
     """A client in the middle of its local training."""
 
     params: Grouped
-    model_state: Array  # in one vector
+    model_state: Array  # batch statistics, in one vector
     optimizer: dict[str, PyTree]
     local: dict[str, PyTree]
     loss: Float[Array, ""]  # sum over steps
@@ -23,7 +23,8 @@ class ClientProgress(NamedTuple):
 class Batch(NamedTuple):
     """Batch of one local step of a client."""
 
-    positions: dict[str, Int[Array, " b"]]  # by stream: which of its examples the client uses
+    positions: dict[str, Int[Array, " b"]]
+    # ^ by stream: places of the batch's examples in `Client.rows`
     masks: dict[str, Bool[Array, " b"]]
     key: Key[Array, ""]  # key of the step's random draws
 
@@ -31,13 +32,13 @@ class Batch(NamedTuple):
 class Plan(NamedTuple):
     """Plan of a client's round, known before its first step."""
 
-    batches: Batch  # leading axis S, the static bound of its steps
+    batches: Batch  # leading axis S, the static bound of local steps
     num_steps: Int[Array, ""]
     examples: Int[Array, ""]  # rows that enter a loss, over all its steps
 
 
 def step_bound(plan: Plan) -> int:
-    """Return the static bound of a client's local steps: rows of its tables."""
+    """Return the static bound of a client's local steps, the number of rows in its plan."""
     return plan.batches.key.shape[0]
 
 

@@ -1,4 +1,4 @@
-"""The data that a method's file returns: a `Recipe`, of which the engine makes a `Method`."""
+"""The result of a method's file: a `Recipe`, from which the engine makes a `Method`."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -35,18 +35,18 @@ class ParameterGroups(NamedTuple):
     """Parameter groups of a network."""
 
     names: tuple[str, ...] = ("model",)
-    # ^ in the order in which a local step updates them; of several, one that has no row of a batch
-    # in a step takes no step at all
+    # ^ in the order in which a local step updates them; with several groups, a group without a row
+    # of the batch takes no step
     private: tuple[str, ...] = ()
     # ^ groups that every client keeps to itself and that are never averaged (FedRep's heads); the
     # server's own training uses the global ones
     split: Callable[[PyTree], Params] = lambda params: {"model": params}
-    # ^ a freshly initialized network's parameters -> parameters by group; a group that `names` does
-    # not have stays as it is
+    # ^ a freshly initialized network's parameters -> parameters by group; a group that is not in
+    # `names` never changes
     combine: Callable[[Params], PyTree] = merged
     # ^ parameters by group -> the network's parameters
     own_statistics: bool = False
-    # ^ batch statistics stay at each client too, and are never averaged
+    # ^ batch statistics stay at each client too and are never averaged
 
     @property
     def shared(self) -> tuple[str, ...]:
@@ -57,7 +57,7 @@ class ParameterGroups(NamedTuple):
 def own_model(
     groups: ParameterGroups,
 ) -> Callable[[ServerState, Int[Array, ""]], tuple[PyTree, PyTree]]:
-    """Return the network with a client's own private groups, as `Recipe.client_model`."""
+    """Return the network with a client's private groups, as `Recipe.client_model`."""
 
     def model_of(state: ServerState, client: Int[Array, ""]) -> tuple[PyTree, PyTree]:
         own = jax.tree.map(lambda table: table[client], state.clients.params)
@@ -74,7 +74,7 @@ class Needs(NamedTuple):
     """The labels that a method learns from, see `FederatedData.kinds`."""
 
     kinds: tuple[str, ...] = ("labels",)  # names of `FederatedData.kinds`
-    every_one: bool = False  # all of these together; False: any of them is enough
+    every_one: bool = False  # True: all of these kinds together; False: any of them is enough
 
 
 _UNLABELLED = ("mixed", "unlabelled")  # streams of examples without a class label
@@ -87,7 +87,7 @@ _IN_WORDS = {
 
 
 def in_words(needs: Needs) -> str:
-    """Say which labels these are.
+    """Describe the labels that a method needs, in words.
 
     Example:
         >>> in_words(Needs(("coarse", "server"), every_one=True))
@@ -119,49 +119,48 @@ class Recipe(NamedTuple):
         2
     """
 
-    setup: Setup  # the choices of the run that it was written for
+    setup: Setup  # the run's choices that it was built for
     stages: tuple[Stage, ...]
     # ^ run one after another; all but the last need `rounds`. The learning-rate schedule starts
-    # anew in each
+    # anew in each stage
     groups: ParameterGroups = ParameterGroups()
-    # ^ parts of the parameters that move apart, and which are private
-    needs: Needs = Needs()  # kinds of labels without which it cannot run
+    # ^ parameter groups with separate steps, and the private ones among them
+    needs: Needs = Needs()  # labels that the method cannot do without
     init: Callable[[ServerState, FederatedData], ServerState] = lambda state, data: state
-    # ^ (state before round 0, federation) -> the same with what is the method's own
+    # ^ (state before round 0, federation) -> the same state with the method's own additions
     after_average: Callable[[ServerState, ServerState, FederatedData], ServerState] = (
         lambda before, after, data: after
     )
-    # ^ (state before a round, state at its end, federation) -> state that the next one begins with
+    # ^ (state before a round, state at its end, federation) -> state at the start of the next one
     network: Callable[[ServerState], tuple[PyTree, PyTree]] | None = None
     # ^ state -> (parameters, batch statistics) of the network that predicts and embeds; None: the
     # global one
     predict: Callable[[ServerState, Outputs], Array] | None = None
-    # ^ (state, that network's outputs) -> log-probabilities [n, K]; None: of its class scores
+    # ^ (state, outputs of that network) -> log-probabilities [n, K]; None: from its class scores
     client_model: Callable[[ServerState, Array], tuple[PyTree, PyTree]] | None = None
     # ^ (state, client id) -> (parameters, batch statistics) of the network that predicts for this
-    # client; None: the global one, with the client's private groups where `network` is not given
+    # client; None: the global network, with the client's private groups unless `network` is given
     class_scores: bool = True  # losses or predictions read the network's class scores
     uploads: tuple[UploadTransform, ...] = ()
-    # ^ changes of uploads on their way (FedMatch's sparse differences), before those of the run
+    # ^ changes of uploads (FedMatch's sparse differences), before the run's own transforms
     sends: tuple[str, ...] = ()
-    # ^ names of things that clients send outside of their uploads, before local training or after
-    # the average
+    # ^ messages of clients outside of their uploads, before local training or after averaging, by
+    # name
     check: Callable[[FederatedData], list[str]] = lambda data: []
-    # ^ (federation, on the host) -> what somebody should know before training, a sentence each; may
-    # raise ValueError
-    on_host: bool = False  # a round calls host functions, so that it cannot be traced
+    # ^ (federation, on the host) -> notes before training, a sentence each; may raise ValueError
+    on_host: bool = False  # a round calls host functions, so it cannot be traced
     looks_at_all: bool = False
-    # ^ a round looks at examples of clients that are not in its cohort
-    name: str = ""  # for messages and compositions; `fs.methods.recipe` gives the method's
+    # ^ a round uses examples of clients outside of its cohort
+    name: str = ""  # name in messages and compositions; `fs.methods.recipe` sets it
 
     @property
     def alone(self) -> bool:
-        """Whether there is no global model: scores are means over the clients' own models."""
+        """Whether there is no global model; scores are then means over the clients' own models."""
         return self.setup.federated_optimizer.alone
 
     @property
     def trainings(self) -> tuple[Training, ...]:
-        """Training of the clients, by stage."""
+        """The clients' training, by stage."""
         return tuple(stage.clients for stage in self.stages if stage.clients)
 
     @property
@@ -182,19 +181,20 @@ class Recipe(NamedTuple):
 
     @property
     def learns_unlabelled(self) -> bool:
-        """Whether anything is learned from examples without class labels."""
+        """Whether the method learns from examples without class labels."""
         views = (view for one in self.trainings for term in one.terms for view in term.views)
         return self.trains_unlabelled or any(view.stream in _UNLABELLED for view in views)
 
     def with_schedules(self, change: Callable[[Array, Client, Schedule], Schedule]) -> "Recipe":
-        """Return a recipe whose clients' batches of a round are changed once they are drawn.
+        """Return a recipe in which the clients' batches of a round are changed after they are
+        drawn.
 
         Args:
             change: (the client's key in this round, client, batches) -> batches.
 
         Raises:
-            ValueError: `change` takes other arguments; (from the first round) it returned something
-                else, or steps that are no whole number.
+            ValueError: `change` takes other arguments; (from the first round) it returned another
+                form, or a number of steps that is not whole.
         """
         says = "a change of schedules"
         check_arguments(says, change, ("key", "client", "schedule"))
@@ -254,24 +254,24 @@ class Method(NamedTuple):
     predict: Callable[..., Array]  # (state, raw inputs [n, ...]) -> log-probabilities [n, K]
     recipe: Recipe  # the recipe it was made from, with the run's additions to every method
     embed: Callable[..., Array] | None = None
-    # ^ (state, raw inputs [n, ...]) -> features [n, d]; None: it has none
+    # ^ (state, raw inputs [n, ...]) -> features [n, d]; None: the method has none
     predict_for: Callable[..., Array] | None = None
     # ^ (state, client id, raw inputs) -> log-probabilities by the client's own model; None: all
-    # have the global one
+    # clients use the global one
     network: Callable[..., tuple[PyTree, PyTree]] | None = None
     # ^ (state, client id or None) -> (parameters, batch statistics) of the network that predicts,
-    # the client's own or the global one; None: prediction is no network's
+    # the client's own or the global one; None: no network predicts
     apply: Callable[..., Array] | None = None
-    # ^ (parameters, batch statistics, raw inputs) -> log-probabilities by such a network; None: it
-    # has no class scores
+    # ^ (parameters, batch statistics, raw inputs) -> log-probabilities by such a network; None: the
+    # network has no class scores
     cohort: Callable[..., Cohort] | None = None
-    # ^ (run key, round, data) -> whose examples this round looks at beside the server's, known
-    # before it; traceable. None: it may look at any client's, so that all examples have to be on
+    # ^ (run key, round, data) -> clients whose examples this round uses besides the server's, known
+    # before the round; traceable. None: a round may use any client's, so all examples must be on
     # the device
 
 
 def check_is_recipe(what: str, given: Any) -> None:
-    """Raise ValueError where something else than a recipe was given to a function of this name."""
+    """Raise ValueError if a function of this name got something other than a recipe."""
     if not isinstance(given, Recipe):
         raise ValueError(
             f"{what} takes what fs.methods.recipe(name, setup) returns, a fedjax_ssl.Recipe, and "

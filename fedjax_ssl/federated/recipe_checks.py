@@ -64,7 +64,7 @@ def check_recipe(recipe: Recipe) -> list[str]:
 
 
 def _check_when(stage: Stage) -> None:
-    """Raise ValueError where a server that has terms would never train."""
+    """Raise ValueError if a server with terms would never train."""
     if stage.server is None:
         return
     for time in stage.when:
@@ -76,7 +76,7 @@ def _check_when(stage: Stage) -> None:
 
 
 def _check_alone(stages: tuple[Stage, ...]) -> None:
-    """Raise ValueError where clients that train alone would need a server."""
+    """Raise ValueError if clients that train alone would need a server."""
     if any(stage.server for stage in stages):
         raise ValueError(
             "config.federated.name='local' has no server, but this method trains at the server; "
@@ -96,7 +96,7 @@ def _check_alone(stages: tuple[Stage, ...]) -> None:
 
 
 def _notes_of_sum(recipe: Recipe) -> list[str]:
-    """Refuse a way of combining uploads that the recipe cannot have; return notes about it."""
+    """Refuse a rule to combine uploads that does not fit the recipe; return notes about it."""
     setup = recipe.setup
     if setup.combine_uploads is None:
         return []
@@ -123,7 +123,7 @@ def _notes_of_sum(recipe: Recipe) -> list[str]:
 
 
 def _notes_of_transforms(recipe: Recipe) -> list[str]:
-    """Say what clients send that the run's upload transforms do not see."""
+    """Return a note about messages of clients that the run's upload transforms do not see."""
     if not recipe.setup.uploads or not recipe.sends:
         return []
     return [

@@ -1,5 +1,5 @@
-"""One round, as Algorithm 1 of FedAvg: who takes part, what is sent, local training, and the next
-model.
+"""One round, as Algorithm 1 of FedAvg: the cohort, messages to clients, local training, and the
+next model.
 """
 
 from collections.abc import Callable
@@ -77,9 +77,9 @@ def run_round(
     setup = recipe.setup
     before = state
     logs: list[Metrics] = []
-    # 1. Who takes part.
+    # 1. Draw the cohort.
     context_of = _contexts(recipe, stage, start, run_key, state.round, data)
-    # 2. The server trains, where it does so before the clients.
+    # 2. The server trains, if its turn is before the clients.
     if stage.server and "before" in stage.when:
         state, log = _train_server(recipe, stage, context_of(state), state, data, "server before")
         logs.append(log)
@@ -89,12 +89,12 @@ def run_round(
     if stage.clients is not None:
         shown = with_client_models(stage) if execution.keep_models else stage
         state, info = _train_clients(recipe, shown, context, state, data, execution)
-    # 4. The server trains, where it does so after them.
+    # 4. The server trains, if its turn is after the clients.
     if stage.server and "after" in stage.when:
         state, log = _train_server(recipe, stage, context_of(state), state, data, "server")
         logs.append(log)
-    # Where nobody is there, the server does nothing either; but a transform may have to do with
-    # every sum, also one of nobody: the noise of privacy.
+    # In an empty round the server does nothing either. But some transforms act on every sum, also
+    # on an empty one: the noise of privacy.
     if setup.participation and stage.clients and chain(*setup.uploads).at_server is None:
         there = partial(jnp.where, jnp.any(context.valid))
         state = jax.tree.map(there, state, before._replace(clients=state.clients))
@@ -116,7 +116,9 @@ def _contexts(
     number: Int[Array, ""],
     data: FederatedData,
 ) -> Callable[[ServerState], RoundContext]:
-    """Draw the cohort of a round; return the function that makes the round's data of a state."""
+    """Draw the cohort of a round, and return the function that makes the `RoundContext` from a
+    state.
+    """
     key = _round_key(run_key, number)
     part = part_of(data, number, recipe.setup.rounds)
     federation = all_clients(data, part)
@@ -126,7 +128,7 @@ def _contexts(
         federation = federation._replace(rows=cast(Array, NotLoaded(federation.rows.shape)))
     if drawn is None or stage.clients is None:
         cohort = draw_cohort(recipe.setup, stage, run_key, number, federation)
-    else:  # not drawn again: the examples of these clients are there, and no others
+    else:  # Not drawn again: only the examples of these clients are on the device.
         cohort = Cohort(*(table[number - drawn.first] for table in (drawn.ids, drawn.valid)))
     slots = random_slots(named_key(key, "slots"), cohort.ids, cohort.valid, data.num_clients)
 
@@ -154,9 +156,9 @@ def _contexts(
 def draw_cohort(
     setup: Setup, stage: Stage, run_key: Key[Array, ""], number: Int[Array, ""], clients: Client
 ) -> Cohort:
-    """Draw the clients that take part in a round. Nothing that happens in training decides it.
+    """Draw the clients of a round, independent of anything that happens in training.
 
-    Where the server trains alone the cohort has no slots.
+    If the server trains alone, the cohort has no slots.
 
     Args:
         setup: the run.
@@ -192,21 +194,21 @@ def _train_clients(
     data: FederatedData,
     execution: Execution,
 ) -> tuple[ServerState, Metrics]:
-    """Train the cohort, with the server beside it where the stage says so, and average."""
+    """Train the cohort, with the server beside it if the stage says so, and average."""
     training = stage.clients
     assert training is not None
     beside = bool(stage.server) and "beside" in stage.when
-    # 1. All clients are sent the model, and what the federated optimizer and the terms add to it.
+    # 1. Send the model to all clients, with the messages of the federated optimizer and the terms.
     context, of_replicas = _sent_by_optimizer(recipe, context, state, stage.replicas * beside)
     replicas = None
     if beside:
         replicas, state = _train_replicas(recipe, stage, context, of_replicas, state, data)
     context, sent, state = _send(training, context, state)
-    # 2. Each trains on its own examples, and what they send back is added up.
+    # 2. Clients train on their own examples, and their uploads are added up.
     total, arrivals = _train_locally(recipe, training, context, sent, state, data, execution)
     # 3. The sum becomes the next model.
     after, summed = _average(recipe, stage, context, state, total, arrivals, replicas)
-    # 4. Every term sees what its clients sent, and the states before and after.
+    # 4. Every term sees its clients' uploads, and the states before and after.
     outcomes = {
         term.name: RoundResult(
             context=context,
@@ -224,7 +226,7 @@ def _train_clients(
         term.name: term.server.server_update(after.terms[term.name], outcomes[term.name])
         for term in training.terms
     }
-    # 5. The log, of which nothing comes back.
+    # 5. Write the log, which does not influence training.
     truth = data.labels[context.clients.rows]
     info = round_metrics(recipe, training.terms, outcomes, arrivals, total.work, truth)
     if replicas is not None:
@@ -240,7 +242,7 @@ def _train_server(
     data: FederatedData,
     key_name: str,
 ) -> tuple[ServerState, Metrics]:
-    """Train the server as a federation of one client that is always there."""
+    """Train the server, as a federation with one client that always takes part."""
     assert stage.server is not None
     own = _at_server(recipe, stage)
     own = own._replace(
@@ -269,8 +271,9 @@ def _train_replicas(
     state: ServerState,
     data: FederatedData,
 ) -> tuple[Total, ServerState]:
-    """Train the server as members of the average: (their sums, state with the optimizers that they
-    keep). Upload transforms do not see them: nothing of them leaves the server.
+    """Train the server as members of the average: return (sums of the replicas, state with their
+    kept optimizers). Upload transforms do not see replicas, because nothing of them leaves the
+    server.
     """
     assert stage.server is not None and context.clients.kept is not None
     number = stage.replicas
@@ -296,8 +299,8 @@ def _train_replicas(
 
 
 def _at_server(recipe: Recipe, stage: Stage) -> Recipe:
-    """Return the method with the server in place of clients: nothing is sent, and the state of
-    its optimizer is its own.
+    """Return the method with the server in place of the clients: nothing is sent, and the
+    optimizer's state is the server's own.
     """
     setup = recipe.setup._replace(
         keep_optimizer=stage.keep_server_optimizer,
@@ -311,7 +314,7 @@ def _at_server(recipe: Recipe, stage: Stage) -> Recipe:
 
 
 def _with_clients(context: RoundContext, clients: Client, key_name: str) -> RoundContext:
-    """Return a round of these clients, which are all there, with draws of its own."""
+    """Return a round with these clients, all of them present, and with its own draws."""
     return context._replace(
         key=named_key(context.key, key_name),
         clients=clients,
@@ -323,8 +326,9 @@ def _with_clients(context: RoundContext, clients: Client, key_name: str) -> Roun
 def _sent_by_optimizer(
     recipe: Recipe, context: RoundContext, state: ServerState, replicas: int
 ) -> tuple[RoundContext, PyTree]:
-    """Let the federated optimizer send to clients, and to replicas of the server, who are to it as
-    clients before their first round: (the round with what each client is sent, what replicas are).
+    """Let the federated optimizer send to clients and to replicas of the server, which are for it
+    clients before their first round: return (round with the messages to each client, messages to
+    the replicas).
     """
     kept = context.clients.kept
     assert kept is not None
@@ -347,8 +351,8 @@ def _sent_by_optimizer(
 def _send(
     training: Training, context: RoundContext, state: ServerState
 ) -> tuple[RoundContext, dict[str, Broadcast], ServerState]:
-    """Let every term prepare a round: (the round with what each client is sent, what each term
-    sent, state).
+    """Let every term prepare a round: return (round with the messages to each client, messages of
+    each term, state).
     """
     terms = dict(state.terms)
     sent = {}
@@ -367,12 +371,12 @@ def _train_locally(
     data: FederatedData,
     execution: Execution,
 ) -> tuple[Total, Arrivals]:
-    """Train clients, but those that no term asks for and those that dropped out since: (sums over
-    them, results of each).
+    """Train clients, except those that no term needs and those that dropped out: return (sums over
+    clients, results of each).
     """
     setup = recipe.setup
     shared = {name: message.shared for name, message in sent.items()}
-    # Only the log looks at test examples; where they stay on the host, nobody can.
+    # Only the log uses test examples; if they stay on the host, it goes without.
     test = None
     if not isinstance(data.inputs, LoadedInputs):
         test = Validation(data.test_index, data.labels[data.test_index], data.num_test)
@@ -411,8 +415,8 @@ def _average(
     arrivals: Arrivals,
     replicas: Total | None,
 ) -> tuple[ServerState, Total]:
-    """Take the federated optimizer's step: (state with the next model, the sums as the run's
-    transforms leave them).
+    """Take the federated optimizer's step: return (state with the next model, sums after the run's
+    transforms).
     """
     setup = recipe.setup
     if setup.combine_uploads is not None:
@@ -423,7 +427,7 @@ def _average(
         total, uploads = change(named_key(context.key, "uploads"), total, context, uploads)
     if replicas is not None:
         total = _joined(total, replicas, stage.statistics_of)
-    # Optimizers see a group as few long arrays.
+    # Optimizers get a group as few long arrays.
     packings = {group: packing(state.params[group]) for group in recipe.groups.shared}
     before = {group: one.pack(state.params[group]) for group, one in packings.items()}
     moved, optimizer = setup.federated_optimizer.apply(state.optimizer, before, total, context)
@@ -443,13 +447,13 @@ def _average(
 def _mean_optimizer(
     before: dict[str, PyTree], summed: dict[str, tuple[Array, PyTree]]
 ) -> dict[str, PyTree]:
-    """Return the clients' mean state of the local optimizer; a group of which nothing has weight
-    keeps the one before.
+    """Return the clients' mean state of the local optimizer; a group whose weights sum to 0 keeps
+    its old state.
     """
 
     def mean(weight: Float[Array, ""], total: Array, old: Array) -> Array:
         value = mean_scale(weight) * total
-        # counts of steps
+        # step counts are whole numbers
         value = value if jnp.issubdtype(old.dtype, jnp.floating) else jnp.round(value)
         return jnp.where(weight > 0, value.astype(old.dtype), old)
 
@@ -460,7 +464,7 @@ def _mean_optimizer(
 
 
 def _joined(clients: Total, replicas: Total, statistics_of: str) -> Total:
-    """Add the replicas of the server to the sums of the average."""
+    """Add the replicas of the server to the sums of the clients."""
     averaged = ("update", "weights", "reported", "statistics", "weight")
     both = {
         name: jax.tree.map(jnp.add, getattr(clients, name), getattr(replicas, name))

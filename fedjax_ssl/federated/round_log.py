@@ -36,10 +36,10 @@ def round_metrics(
 
     Args:
         recipe: the method in its run.
-        terms: of the clients.
-        outcomes: by term.
-        arrivals: what came of each client.
-        work: of all of them.
+        terms: the clients' terms.
+        outcomes: results by term.
+        arrivals: results of each client.
+        work: work of all clients.
         truth: true labels of the cohort's examples.
     """
     setup = recipe.setup
@@ -52,8 +52,8 @@ def round_metrics(
         info["lost_clients"] = jnp.sum(present & arrivals.lost, dtype=jnp.int32)
     info |= _bytes_sent(recipe, terms, outcomes, clients, uploads)
     if setup.average_optimizer:
-        # Beside the bytes above and not among them: ProtoFSSL, whose clients share one optimizer,
-        # does not count it.
+        # Logged apart from the bytes above: ProtoFSSL, whose clients share one optimizer, does not
+        # count it.
         size = 2 * BYTES_PER_NUMBER * entries(outcome.before.local_optimizer)
         info["optimizer_state_bytes"] = count(clients, size)
     for term in terms:
@@ -68,8 +68,8 @@ def _bytes_sent(
     clients: Int[Array, ""],
     uploads: Int[Array, ""],
 ) -> Metrics:
-    """Count the bytes of what travels, by its shapes: the model, unless a term sends something in
-    its place, and all else. Up go the parameter groups that a client trained.
+    """Count the bytes sent, by shape: the model, unless a term replaces it, and all other messages.
+    Only parameter groups that a client trained go up.
     """
     groups = recipe.groups
     before = outcomes[terms[0].name].before
@@ -107,8 +107,8 @@ def _traffic(
 
 
 def with_server(info: Metrics, log: Metrics) -> Metrics:
-    """Return the metrics of a round in which the server trained: its work counts, it is no client,
-    and nothing was sent.
+    """Return the metrics of a round in which the server trained: its work counts, but it is no
+    client and sends nothing.
     """
     dropped = log["dropped_clients"]
     nothing = jnp.zeros((), jnp.int32)

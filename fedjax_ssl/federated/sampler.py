@@ -1,8 +1,8 @@
 """Batch schedules: the examples of a client in each of its local steps.
 
 A schedule is drawn once per client and round. Shapes follow static bounds, so draws must not depend
-on padding: every permutation sorts bits drawn by position, and the bits of a prefix do not change
-when the array grows.
+on padding. Therefore every permutation sorts bits drawn by position: the bits of a prefix stay the
+same when the array grows.
 """
 
 from collections.abc import Callable
@@ -27,7 +27,7 @@ from fedjax_ssl.federated.contract import (
 )
 from fedjax_ssl.keys import named_key
 
-LOCAL_STEPS = "local_steps"  # the term that counts a client's steps
+LOCAL_STEPS = "local_steps"  # name of the term that counts a client's steps
 
 
 def masked_permutation(
@@ -37,7 +37,7 @@ def masked_permutation(
 
     Args:
         key: typed PRNG key.
-        count: how many positions are real.
+        count: number of real positions.
         size: static length, at least `count`. The result's first `count` entries do not depend on
             it.
 
@@ -58,8 +58,7 @@ def cycled_permutations(
         key: typed PRNG key.
         count: examples in one pass, at most `max_count`; 0 gives zeros.
         length: static length of the stream.
-        max_count: static bound of `count`, so that the pass in which the stream ends is drawn as a
-            whole.
+        max_count: static bound of `count`; a pass is always drawn as a whole, the last one too.
 
     Returns:
         int32 [length].
@@ -74,25 +73,25 @@ def cycled_permutations(
 def batches_per_epoch(
     count: Int[Array, ""], batch_size: int, skip_single: bool = False
 ) -> Int[Array, ""]:
-    """Count the batches of one pass over `count` examples, the last partial one among them.
+    """Count the batches of one pass over `count` examples, including a last partial one.
 
     Args:
         count: examples.
         batch_size: examples per batch.
-        skip_single: a last batch of one example is left out, unless there is no other; batch norm
-            cannot tell anything from one row where an image has become a single pixel.
+        skip_single: leave out a last batch of one example, unless it is the only one; batch norm
+            fails on a single row once an image has shrunk to one pixel.
     """
     if not skip_single:
         return -(-count // batch_size)
     return jnp.maximum(-(-(count - 1) // batch_size), jnp.minimum(count, 1))
 
 
-@cache  # private steps know these batches by their sampler
+@cache  # cached, because private steps recognize their batches by this object
 def labelled_epochs(
     batch_size: int, local_epochs: int, max_labelled: int, skip_single: bool = False
 ) -> Sampler:
-    """Return a sampler of epochs over the labelled examples: stream "labelled", freshly
-    shuffled, the last partial batch kept.
+    """Return a sampler of epochs over the labelled examples: stream "labelled", freshly shuffled,
+    with the last partial batch.
 
     This is local training of FedAvg (McMahan et al., AISTATS 2017) and stage 1 of FedAvg+XCLP.
 
@@ -118,14 +117,14 @@ def known_epochs(
     """Return a sampler of epochs over the examples with a class label or a weak label: stream
     "labelled".
 
-    Where all of these have class labels, batches and random draws are those of `labelled_epochs`.
+    If all of these have class labels, batches and random draws are the same as in
+    `labelled_epochs`.
 
     Args:
         batch_size: examples per local step.
         local_epochs: passes over these examples per round.
         max_known: static bound of such examples per client.
-        drop_last: leave the last partial batch of an epoch out, and a client with less than a
-            batch.
+        drop_last: leave out the last partial batch of an epoch, and clients with less than a batch.
     """
     return epochs(
         "labelled", lambda client: client.num_known, batch_size, local_epochs, max_known, drop_last
@@ -146,11 +145,11 @@ def epochs(
 
     Args:
         stream: name of the stream.
-        count: how many of the client's examples, at most `max_count`.
+        count: client -> number of its examples that are used, at most `max_count`.
         batch_size: examples per local step.
         local_epochs: passes per round.
         max_count: static bound.
-        drop_last: leave the last partial batch of an epoch out.
+        drop_last: leave out the last partial batch of an epoch.
         skip_single: see `batches_per_epoch`.
     """
     size = max(max_count, 1)
@@ -180,8 +179,7 @@ def epochs(
             per_epoch = steps_of(number)
             one_pass = jnp.maximum(number, 1)
             epoch, within = _divide(done + jnp.arange(steps, dtype=jnp.int32), per_epoch)
-            # The passes from the one in which the round begins to the one in which it ends, drawn
-            # as a whole.
+            # All passes that this round touches, from its first to its last, are drawn as a whole.
             draws = jnp.arange(steps * batch_size + 2 * size, dtype=jnp.int32)
             run_key = key if now.run_key is None else now.run_key
             own = jax.random.fold_in(named_key(run_key, LOCAL_STEPS), client.id)
@@ -209,15 +207,15 @@ def epochs(
 
 
 def with_local_steps(stage: Stage, steps: int) -> Stage:
-    """Return the stage with so many local steps a round in place of epochs.
+    """Return the stage with a fixed number of local steps a round in place of epochs.
 
-    Epochs over labelled examples go on from round to round: a client keeps how many steps it has
-    taken, all else follows from its identity and the run's key, and a client whose update is
-    dropped takes its steps again. Endless sequences, which batches with unlabelled examples are,
-    begin anew in every round. Clients without examples for the batches sit out.
+    Epochs over labelled examples continue from round to round. A client keeps its number of steps
+    so far; everything else follows from its id and the run's key, and a client whose update is
+    dropped takes its steps again. Batches with unlabelled examples come from endless sequences,
+    which begin anew in every round. Clients without examples for the batches do not train.
 
     Raises:
-        ValueError: the method has numbers of steps of its own.
+        ValueError: the method sets its own number of steps.
     """
     check_whole_numbers(local_steps=steps)
     clients = stage.clients
@@ -242,7 +240,7 @@ def with_local_steps(stage: Stage, steps: int) -> Stage:
         server=AtServer(participates=never),
         client=counter,
     )
-    # A term that clients keep counts their steps.
+    # A term with a state at the clients counts their steps.
     return stage._replace(clients=clients._replace(sampler=go_on(steps))).with_terms(no_loss)
 
 
@@ -257,8 +255,8 @@ def mixed_epochs(
     max_labelled: int,
     max_unlabelled: int,
 ) -> Sampler:
-    """Return a sampler of the batches of stage 2 of FedAvg+XCLP: stream "mixed" of 2 *
-    batch_size slots.
+    """Return a sampler of batches as in stage 2 of FedAvg+XCLP: stream "mixed" with 2 * batch_size
+    slots.
 
     A client with labels: batch_size labelled examples from an endless reshuffle, then batch_size
     unlabelled ones; an epoch is floor(unlabelled / batch_size) steps, at least one, through a fresh
@@ -319,7 +317,7 @@ def mixed_epochs(
             others = labelled + cycled_permutations(
                 named_key(key, "unlabelled"), unlabelled, whole, size
             )
-            # A client without labels fills both halves from one sequence.
+            # A client without labels fills both halves with unlabelled examples.
             halves = others.reshape(steps, 2, batch_size)
             known = cycled_permutations(
                 named_key(key, "labelled"), labelled, whole // 2, max(max_labelled, 1)
@@ -339,10 +337,10 @@ def mixed_epochs(
 
 
 def in_turn(*samplers: Sampler) -> Sampler:
-    """Return a sampler with first all steps of one sampler, then those of the next; the streams
-    of the others have no row meanwhile.
+    """Return a sampler that takes all steps of one sampler, then all steps of the next; the streams
+    of the other samplers are empty meanwhile.
 
-    With a parameter group per sampler, groups are trained one after another: one without a row
+    With a parameter group per sampler, groups are trained one after another: a group without a row
     takes no step (FedRep's head, then its body).
 
     Args:
@@ -382,8 +380,8 @@ def _permutation_per_epoch(
 def _divide(
     step: Int[Array, " S"], per_epoch: Int[Array, ""]
 ) -> tuple[Int[Array, " S"], Int[Array, " S"]]:
-    """Return the epoch of a step and its place within the epoch; with no step per epoch, all lie
-    past the last epoch.
+    """Return the epoch of a step and its place within the epoch; if an epoch has no steps, all
+    steps are past the last epoch.
     """
     safe = jnp.maximum(per_epoch, 1)
     beyond = jnp.iinfo(jnp.int32).max
@@ -391,7 +389,7 @@ def _divide(
 
 
 class Steps(NamedTuple):
-    """Number of local steps of clients in a round."""
+    """Number of local steps of each client in a round."""
 
     of: Callable[[Client], Int[Array, ""]]
     most: int  # static bound
@@ -404,8 +402,8 @@ def passes(
     max_labelled: int,
     max_unlabelled: int,
 ) -> Steps:
-    """Return a pass over the unlabelled examples, the last batch filled up; over the labelled
-    ones if there are no others.
+    """Return the steps of passes over the unlabelled examples, the last batch filled up; over the
+    labelled ones if there are no others.
 
     Args:
         batch_size: labelled examples per step.
@@ -430,7 +428,7 @@ def passes(
 
 
 def fixed_steps(number: int) -> Steps:
-    """Return the same number of steps for every client that has an example.
+    """Return the same number of steps for every client with an example.
 
     Raises:
         ValueError: a number below 1.
@@ -451,8 +449,8 @@ def paired_batches(
     """Return a sampler of streams "labelled" and "unlabelled", each an endless sequence of fresh
     permutations, cut into whole batches.
 
-    A client with fewer examples than a batch has some of them more than once in it. A stream of
-    which it has none is empty, and nothing of it is real.
+    A client with fewer examples than a batch repeats some of them within it. A stream for which it
+    has no examples is all padding.
 
     Args:
         batch_size: examples of "labelled" per step.
@@ -460,10 +458,10 @@ def paired_batches(
         steps: local steps per round.
         max_labelled: static bound of labelled examples per client.
         max_unlabelled: static bound of unlabelled examples per client.
-        labelled_too: "unlabelled" goes through all examples of the client; its losses do not read
-            their labels.
-        max_known: static bound of examples per client with a class label or a weak label, if those
-            with a weak label are in "labelled" too; in "unlabelled" they are anyway.
+        labelled_too: the stream "unlabelled" has all examples of the client; its losses do not read
+            labels.
+        max_known: static bound of examples per client with a class label or a weak label. If given,
+            examples with a weak label are in "labelled" too; they are always in "unlabelled".
 
     Raises:
         ValueError: a batch size below 1.

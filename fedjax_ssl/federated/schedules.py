@@ -17,7 +17,7 @@ SCHEDULES = ("constant", "cosine", "exponential", "piecewise", "linear", "warmup
 
 
 def schedule_name(name: str) -> str:
-    """Return our name of one of optax' schedules: "exponential" for "exponential_decay"."""
+    """Return our name for a schedule of optax: "exponential" for "exponential_decay"."""
     return name if ":" in name else re.sub(r"(_schedule|_decay|_constant)+$", "", name)
 
 
@@ -33,9 +33,9 @@ def learning_rate_schedule(
     schedule_warmup: int | None = None,
     schedule_end: float = 0.0,
 ) -> LearningRate:
-    """Return a rate for every round, constant within the round.
+    """Return the learning rate for every round; it is constant within the round.
 
-    With n = `schedule_rounds`, all of them stay what they are after the last round of the schedule:
+    With n = `schedule_rounds`, the rate stays constant after the last round of the schedule:
 
     - "constant"; "cosine": rate / 2 * (1 + cos(pi * round / n)), rounds from 0 (XCLP section 5.3,
       there with 2,000 schedule rounds for 1,500 rounds of training);
@@ -49,13 +49,13 @@ def learning_rate_schedule(
             returns the rate.
         learning_rate: the rate in round 0, or after the warm-up; may be traced.
         schedule_rounds: length of the schedule.
-        rounds: rounds of the run, for which a function of one's own is asked.
+        rounds: rounds of the run, for which a user's own function is evaluated.
         schedule_factor: factor of "exponential" and "piecewise".
         schedule_boundaries: rounds at which "piecewise" changes the rate; by default n / 2 and 3 n
             / 4.
         schedule_staircase: "exponential" changes the rate every n rounds only.
         schedule_warmup: w; by default n / 10, at least 1.
-        schedule_end: share of the rate that is left in the end.
+        schedule_end: final rate, as a share of the learning rate.
 
     Raises:
         ValueError: for an unknown name, fewer than 1 schedule round, a warm-up as long as the
@@ -70,7 +70,7 @@ def learning_rate_schedule(
     if ":" in name:
         return _table(name, max(rounds, 1))
     check_choices(SCHEDULES, schedule=name)
-    # A plain number stays one of the host's: a config is checked before JAX starts.
+    # A plain number stays on the host: a config is checked before JAX starts.
     asarray: Any = jnp.asarray if isinstance(learning_rate, jax.Array) else np.asarray
     rate = asarray(learning_rate, jnp.result_type(float))
     length = schedule_rounds
@@ -79,8 +79,8 @@ def learning_rate_schedule(
         (length // 2, length * 3 // 4) if schedule_boundaries is None else schedule_boundaries
     )
 
-    # Not optax's: its order of operations gives other bits, and it mixes the count's type with the
-    # rate's.
+    # Not optax's version: its order of operations gives other bits, and it mixes the types of count
+    # and rate.
     def cosine(round_number: Int[Array, ""]) -> Float[Array, ""]:
         progress = round_number.astype(rate.dtype) / schedule_rounds
         return rate * 0.5 * (1.0 + jnp.cos(jnp.pi * jnp.minimum(progress, 1.0)))
@@ -116,11 +116,11 @@ def learning_rate_schedule(
 
 
 def _table(name: str, rounds: int) -> LearningRate:
-    """Ask a function of the user's own for the rate of every round, before training."""
+    """Evaluate a user's own function for every round, before training."""
     from fedjax_ssl.own_code import import_named, number_from, where
 
     function = import_named("schedule", name)
-    # a program is being traced
+    # A program may be being traced.
     with jax.ensure_compile_time_eval(), jax.numpy_dtype_promotion("standard"):
         rates = np.array(
             [number_from(f"schedule {name!r}", function, number) for number in range(rounds)],

@@ -1,4 +1,4 @@
-"""Setup of a run that recipes receive."""
+"""Setup of a run, for recipes."""
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
@@ -27,18 +27,17 @@ WEIGHTINGS: dict[str, Callable[[Client], Float[Array, ""]]] = {
 
 
 class Facts(NamedTuple):
-    """Sizes of a run, for builders of what stands around a method."""
+    """Sizes of a run, for builders of parts around a method."""
 
     num_clients: int  # clients in the federation
     cohort_size: int  # clients in a round
-    rounds: int | None  # None: not known
+    rounds: int | None  # rounds of the run; None: unknown
 
 
 class Setup(NamedTuple):
     """Choices of a run that every method needs; a recipe takes them together with its own settings.
 
-    Where clients run, on which devices and in how much memory is not among it: that is
-    `Execution`'s.
+    Devices, memory and the placement of clients are not part of it; see `Execution`.
 
     Example:
         >>> def halved(setup: fs.Setup):
@@ -54,11 +53,12 @@ class Setup(NamedTuple):
     normalize: Callable[[Array], Array]  # raw inputs -> float inputs of the network
     augment: Callable[[Array, Array], Array]
     # ^ (key, raw images) -> raw images: the weak augmentation
-    federated_optimizer: FederatedOptimizer  # how local training is corrected and averaged
+    federated_optimizer: FederatedOptimizer  # correction of local training, and averaging
     local_optimizer: LocalOptimizer  # optimizer of the clients' local steps
-    learning_rate: LearningRate  # by round
+    learning_rate: LearningRate  # round -> learning rate
     num_classes: int  # K
-    max_labelled: int  # bounds over clients, from `FederatedData`
+    max_labelled: int
+    # ^ bound over clients, from `FederatedData`, of labelled examples; the next two likewise
     max_unlabelled: int  # examples without a class label of a client
     max_known: int  # examples with a class label or a weak label
     max_server: int  # labelled examples at the server
@@ -66,28 +66,30 @@ class Setup(NamedTuple):
     batch_size: int  # examples in a local step
     local_epochs: int  # passes over the examples of a client in a round
     weighting: str = "uniform"  # weight of a client in the average: a name of `WEIGHTINGS`
-    keep_optimizer: bool = False  # the state of local optimizers lives on between rounds
+    keep_optimizer: bool = False  # keep the state of local optimizers between rounds
     average_optimizer: bool = False
-    # ^ clients start from the mean of the last cohort's states at its end
-    rounds: int | None = None  # rounds of the run; None: not known
-    evaluation_batch_size: int = 512  # examples that are predicted at once
+    # ^ clients start from the mean of the last cohort's final optimizer states
+    rounds: int | None = None  # rounds of the run; None: unknown
+    evaluation_batch_size: int = 512  # examples per forward pass in evaluation
     strong_augment: Callable[[Array, Array], Array] | None = None
-    # ^ like `augment`; None: the weak one
+    # ^ like `augment`; None: use the weak augmentation
     stored_views: int | None = None
-    # ^ weak views of an example, from which `augment` draws; None: it makes them, any number
+    # ^ stored weak views of an example, from which `augment` draws; None: `augment` makes any
+    # number
     min_labelled: int = 1
-    # ^ bound over the clients that have labels, from `FederatedData`, as is the next one
-    num_parts: int = 1  # in which clients' unlabelled examples come, one after another
+    # ^ bound over the clients with labels, from `FederatedData`; `num_parts` likewise
+    num_parts: int = 1  # parts in which clients' unlabelled examples arrive, one after another
     draw_cohort: CohortSampler = sample_cohort  # draws the clients of a round
     local_steps: int | None = None
-    # ^ a round, in place of `local_epochs`; batches then go on from round to round
+    # ^ local steps a round, in place of `local_epochs`; batches then continue from round to round
     loss: RowLoss = cross_entropy
     # ^ loss of labelled rows: (logits, targets) -> losses [n], 0 where the target is -1
     normalize_test: Callable[[Array], Array] | None = None
-    # ^ as `normalize`, of what is predicted; None: the same
-    local_scores: bool = False  # rounds log how well the cohort's own models do
-    uploads: tuple["UploadTransform", ...] = ()  # between what clients send and the sum of it
+    # ^ like `normalize`, for prediction; None: the same function
+    local_scores: bool = False  # log the accuracy of the cohort's own models in every round
+    uploads: tuple["UploadTransform", ...] = ()
+    # ^ transforms between the clients' uploads and their sum
     combine_uploads: "Combine | None" = None
-    # ^ how uploads become one; None: by their sum, times their weights
+    # ^ rule to combine uploads; None: their sum, times their weights
     participation: "Participation | None" = None
-    # ^ how reliable clients are; None: all of them are there and get through
+    # ^ reliability of clients; None: all are reliable

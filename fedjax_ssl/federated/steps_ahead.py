@@ -1,4 +1,4 @@
-"""Local steps that clients will take, as far as they are known before training."""
+"""Numbers of local steps, as far as they are known before training."""
 
 from collections.abc import Iterable
 
@@ -12,15 +12,13 @@ from fedjax_ssl.data import FederatedData
 from fedjax_ssl.federated.client_states import all_clients, without_examples
 from fedjax_ssl.federated.contract import Client, Now, Sampler, Stage
 
-# Largest over mean number of local steps from which on lanes are worth carrying the results of the
-# whole cohort, and up to which a loop of constant length is worth its idle steps.
+# Largest over mean number of local steps. From here on, lanes are worth the memory for the results
+# of the whole cohort; up to here, a loop of constant length is worth its idle steps.
 _UNEQUAL = 1.25
 
 
 def who_trains(stages: tuple[Stage, ...], data: FederatedData) -> Bool[Array, " C"]:
-    """Return the mask of the clients that have a local step, as far as their sizes and labels
-    decide it.
-    """
+    """Return the mask of clients with a local step, as far as sizes and labels decide it."""
     clients = all_clients(data)
     key = jax.random.key(0)
     now = Now(jnp.zeros((), jnp.int32))
@@ -32,7 +30,7 @@ def who_trains(stages: tuple[Stage, ...], data: FederatedData) -> Bool[Array, " 
         trains = clients.num_examples > 0
         if stage.labelled_quota == "only":
             trains = trains & (stage.count_labels(clients) > 0)
-        if not sampler.reads_sent:  # otherwise the steps depend on what is sent
+        if not sampler.reads_sent:  # otherwise the steps depend on messages
             schedule = sampler.schedule
             steps = jax.vmap(lambda client, draw=schedule: draw(key, client, now).num_steps)
             trains = trains & (steps(clients) > 0)
@@ -41,16 +39,16 @@ def who_trains(stages: tuple[Stage, ...], data: FederatedData) -> Bool[Array, " 
 
 
 def steps_of(sampler: Sampler, clients: Client | None) -> tuple[float | None, str]:
-    """Tell what follows from the sizes of clients: (largest over mean number of local steps, the
-    mean over those that take any; how their loops of local steps end, see `train_client`).
+    """Return facts that follow from the clients' sizes: (largest over mean number of local steps,
+    over clients that take any; end of their loops of local steps, see `train_client`).
 
     Args:
         sampler: draws the batches.
-        clients: leading axis C; not traced. None: not known, and neither is the number then.
+        clients: leading axis C; not traced. None: unknown, and so is the number.
     """
     if clients is None or sampler.reads_sent:
         return None, "whole" if sampler.equal_steps else "own"
-    with jax.ensure_compile_time_eval():  # a round that is traced asks
+    with jax.ensure_compile_time_eval():  # may be called while a round is traced
         key = jax.random.key(0)
         now = Now(jnp.zeros((), jnp.int32))
         count = jax.jit(jax.vmap(lambda client: sampler.schedule(key, client, now).num_steps))
@@ -67,20 +65,21 @@ def steps_of(sampler: Sampler, clients: Client | None) -> tuple[float | None, st
     all_or_none = set(taken) == {bound} and set(num_without) <= {0, bound}
     if sampler.equal_steps or (by_client and all_or_none):
         return spread, "whole"
-    # To the bound, where that is a quarter more steps at most.
+    # "bound" if that costs at most a quarter more steps.
     return spread, "bound" if mean and bound <= _UNEQUAL * mean else "own"
 
 
 def is_unequal(spread: float | None) -> bool:
-    """Tell whether clients are known to be too unequal to wait for each other."""
+    """Return whether clients are known to be too unequal to wait for each other."""
     return spread is not None and spread > _UNEQUAL
 
 
 def decided_by_sizes(samplers: Iterable[Sampler], clients: Client) -> list[tuple[bool, str]]:
-    """Tell all that a program's text has of the sizes of clients, beside shapes, for each sampler.
+    """Return everything besides shapes that the clients' sizes decide in a program's text, for each
+    sampler.
 
     Args:
-        samplers: those that draw the batches of clients.
+        samplers: samplers of the clients' batches.
         clients: leading axis C; not traced.
     """
     found = [steps_of(sampler, clients) for sampler in samplers]
@@ -88,8 +87,8 @@ def decided_by_sizes(samplers: Iterable[Sampler], clients: Client) -> list[tuple
 
 
 def _counts_by_client(sampler: Sampler, client: Client) -> bool:
-    """Return whether the number of steps follows from the client alone, and neither from the
-    round nor from a draw.
+    """Return whether the number of steps follows from the client alone, and not from the round or a
+    draw.
     """
 
     def count(key: Array, number: Array, client: Client) -> Array:

@@ -1,7 +1,7 @@
-"""Bytes that are sent: counted by message on the device, multiplied and added up on the host, so
-that they are exact.
+"""Exact counts of bytes sent: messages are counted on the device, and multiplied and added up on
+the host.
 
-Integers of a program have 32 bits, and a round of a large federation moves more than 2^32 bytes.
+Integers on the device have 32 bits, and a round of a large federation moves more than 2^32 bytes.
 """
 
 from typing import Any
@@ -17,7 +17,7 @@ BYTES_PER_NUMBER = 4
 
 
 def count(number: int | Int[Array, "*shape"], unit: int = 1) -> Count:
-    """Count `number` things of `unit` bytes each; of an array, of all its entries together.
+    """Count `number` things of `unit` bytes each; an array counts with the sum of its entries.
 
         >>> int(count(3, 2**40) + count(jnp.array([1, 2]), 5)) == 3 * 2**40 + 15
         True

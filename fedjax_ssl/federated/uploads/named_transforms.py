@@ -22,11 +22,11 @@ UPLOADS: "Registry[UploadTransform]" = Registry(
 
 
 def no_privacy() -> None:
-    """Hide nothing: whoever sees the model may learn what a client gave."""
+    """Hide nothing: anyone who sees the model may learn about a client's data."""
 
 
 def no_faults(share: float, factor: float) -> None:
-    """Every client is right."""
+    """Make no faults: every client behaves correctly."""
 
 
 FAULTS: "Registry[Any]" = Registry("fault", {"none": no_faults, **contributed("fault")})
@@ -42,10 +42,10 @@ def upload_transforms(
     """Build upload transforms.
 
     Args:
-        names: of `UPLOADS`, or "module:function".
-        facts: sizes of the run, for those that have a parameter of this name.
+        names: names of `UPLOADS`, or "module:function".
+        facts: sizes of the run, for builders with a parameter of this name.
 
     Raises:
-        ValueError: nobody knows a name, or a builder returned no transform.
+        ValueError: a name is unknown, or a builder returned no transform.
     """
     return tuple(UPLOADS.build(name, facts=facts) for name in names)

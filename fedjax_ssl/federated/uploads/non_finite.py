@@ -13,13 +13,13 @@ from fedjax_ssl.federated.uploads.transform import (
 
 
 def drop_non_finite() -> UploadTransform:
-    """Return the transform that loses an upload of which a number is not finite.
+    """Return the transform that drops uploads with a number that is not finite.
 
-    The engine drops some clients itself, with it or without. One whose loss, parameters or batch
-    statistics are not finite after training is put back to where it began before its terms collect
-    anything, so that no transform sees what it trained; one whose weight, optimizer or kept state
-    is not finite is lost after the transforms. This looks at all that the upload holds, what terms
-    send too, as the transforms before it left it.
+    The engine itself already drops some clients. If a client's loss, parameters or batch statistics
+    are not finite after training, it is put back to its start before its terms collect anything, so
+    that no transform sees them. If its weight, optimizer or kept state is not finite, its upload is
+    lost after the transforms. This transform checks the whole upload, including uploads of terms,
+    as the transforms before it left it.
     """
 
     def at_client(key: Array, upload: Upload, trained: ClientResult, state: Any) -> Upload:

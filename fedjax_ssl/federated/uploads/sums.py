@@ -1,8 +1,8 @@
-"""How a round's uploads become one: by their sum, or so that a few false ones cannot move it far.
+"""Rules to combine a round's uploads: by their sum, or so that a few wrong ones cannot move it far.
 
-The other ways look at all uploads at once, which are stacked in client order: the result is the
-same under every placement and number of devices, and takes the memory of the whole cohort's
-updates. They are of the parameters' changes and the batch statistics.
+All rules but the sum need all uploads at once, stacked in client order. The result is the same
+under every placement and number of devices, and takes the memory of the whole cohort's updates. The
+rules apply to the changes of parameters and batch statistics.
 """
 
 from collections.abc import Callable
@@ -18,8 +18,8 @@ from fedjax_ssl.federated.optimizers import mean_scale
 from fedjax_ssl.registry import Registry, contributed
 
 PyTree = Any
-# (updates with leading axis p, their weights, 0 for those that do not count) -> one update; called
-# for each parameter group by itself, and for the batch statistics
+# (updates with leading axis p, their weights, 0 for uploads that do not count) -> one update;
+# called for each parameter group, and for the batch statistics
 Combine = Callable[[PyTree, Float[Array, " p"]], PyTree]
 
 
@@ -31,16 +31,17 @@ SUMS: "Registry[Combine | None]" = Registry("sum", {"mean": mean, **contributed(
 
 
 def combined(combine: Combine, parts: Total, total: Total, counts: Bool[Array, " p"]) -> Total:
-    """Return the sums of a cohort with other changes and batch statistics in them.
+    """Return the sums of a cohort with combined changes and batch statistics in place of summed
+    ones.
 
     Args:
-        combine: how uploads become one.
-        parts: of the sums, by client, leading axis p.
-        total: their sums.
+        combine: rule to combine uploads.
+        parts: parts of the sums by client, leading axis p.
+        total: sums of `parts`.
         counts: True for clients whose upload counts.
 
     Raises:
-        ConfigError: clients send more for the federated optimizer than changes.
+        ConfigError: clients send more than changes to the federated optimizer.
     """
     if jax.tree.leaves(total.reported):
         raise ConfigError(
@@ -49,7 +50,7 @@ def combined(combine: Combine, parts: Total, total: Total, counts: Bool[Array, "
         )
 
     def of_part(values: PyTree, weights: Float[Array, " p"], whole: Float[Array, ""]) -> PyTree:
-        """Return the total weight times the update that the clients' are combined to."""
+        """Return the total weight times the combined update."""
         weights = jnp.where(counts, weights, 0.0)
         scale = mean_scale(weights)
         each = jax.tree.map(lambda x: _along(scale, x) * x, values)
@@ -66,5 +67,5 @@ def combined(combine: Combine, parts: Total, total: Total, counts: Bool[Array, "
 
 
 def _along(by_client: Array, values: Array) -> Array:
-    """Give numbers by client the axes of what they belong to."""
+    """Broadcast numbers by client to the shape of the arrays they belong to."""
     return by_client.reshape(-1, *[1] * (values.ndim - 1))

@@ -1,8 +1,8 @@
-"""Upload transforms: pure functions between what a client sends and the sum over the clients.
+"""Upload transforms: pure functions between a client's upload and the sum over clients.
 
-In the manner of optax: a transform has a state and two functions, and `chain` puts several
-together. Clipping, noise, sparse messages and lost uploads are transforms. A transform sees the
-whole upload, and gives back one of the same form.
+As in optax, a transform has a state and functions, and `chain` combines several. Clipping, noise,
+sparse messages and lost uploads are transforms. A transform sees the whole upload, and gives back
+one of the same form.
 """
 
 from collections.abc import Callable
@@ -35,14 +35,14 @@ class UploadTransform(NamedTuple):
 
     name: str
     init: Callable[[Grouped], PyTree] = lambda params: ()
-    # ^ shared parameters -> state at the server, which every client is sent
+    # ^ shared parameters -> state at the server, which is sent to every client
     at_client: Callable[[Key[Array, ""], Upload, ClientResult, PyTree], Upload] | None = None
-    # ^ (key of client and round, upload, the client after training, state) -> upload, in whose
-    # `averages` it may have added numbers under its name; None: it stays as it is
+    # ^ (key of client and round, upload, the client after training, state) -> upload, with numbers
+    # of its own in `averages` under its name if it likes; None: unchanged
     at_server: (
         Callable[[Key[Array, ""], Total, RoundContext, PyTree], tuple[Total, PyTree]] | None
     ) = None
-    # ^ (key of the round, sums over the cohort, round, state) -> (sums, state); None: as they are
+    # ^ (key of the round, sums over the cohort, round, state) -> (sums, state); None: unchanged
 
 
 def identity() -> UploadTransform:
@@ -51,11 +51,11 @@ def identity() -> UploadTransform:
 
 
 def chain(*transforms: UploadTransform) -> UploadTransform:
-    """Put transforms together: the first one sees what the client sends, the last one's result
+    """Combine transforms: the first one sees the client's upload, and the last one's result
     arrives. Sums go through them in the same order.
 
     Raises:
-        ValueError: when a round is traced, a transform returns another form than it was given.
+        ValueError: while a round is traced, a transform returns another form than its input.
     """
     for one in transforms:
         _check_functions(one)
@@ -90,7 +90,9 @@ def chain(*transforms: UploadTransform) -> UploadTransform:
 
 
 def _check_functions(transform: UploadTransform) -> None:
-    """Raise ValueError where a function of a transform cannot be called as it will be."""
+    """Raise ValueError if a function of a transform cannot be called with the arguments it will
+    get.
+    """
     says = _named(transform)
     check_arguments(f"{says}, init", transform.init, ("params",))
     if transform.at_client is not None:
@@ -104,7 +106,7 @@ def _check_functions(transform: UploadTransform) -> None:
 def _checked_pair(
     transform: UploadTransform, total: Total, state: PyTree, made: Any
 ) -> tuple[Total, PyTree]:
-    """Return a transform's sums and state, once both have the form of before."""
+    """Return a transform's sums and state, after checking that both kept their form."""
     says = f"{_named(transform)}, at_server"
     if not isinstance(made, tuple) or hasattr(made, "_fields") or len(made) != 2:
         raise ConfigError(f"{says}: expected (Total, state), got {_kind(made)}")
@@ -114,7 +116,7 @@ def _checked_pair(
 
 
 def _same_form(says: str, given: _Message, made: Any) -> _Message:
-    """Return a transform's result, once every field has the form of the input."""
+    """Return a transform's result, after checking that every field has the form of the input."""
     wanted = type(given)
     if not isinstance(made, wanted):
         article = "an" if wanted is Upload else "the"
@@ -129,7 +131,7 @@ def _same_form(says: str, given: _Message, made: Any) -> _Message:
 
 
 def _compare(says: str, what: str, given: PyTree, made: PyTree) -> None:
-    """Raise ValueError where two trees differ in structure, shapes or types of numbers."""
+    """Raise ValueError if two trees differ in structure, shapes or types of numbers."""
     before = dict(jax.tree.leaves_with_path(given))
     after = dict(jax.tree.leaves_with_path(made))
     for path in dict.fromkeys((*before, *after)):
@@ -145,7 +147,7 @@ def _compare(says: str, what: str, given: PyTree, made: PyTree) -> None:
 
 
 def _form(leaf: Any) -> str:
-    """Describe a leaf: float32[3,4], say, or the type of what is no array."""
+    """Describe a leaf, for example float32[3,4], or by its type if it is no array."""
     try:
         found = jax.typeof(leaf)
     except TypeError:
@@ -158,7 +160,7 @@ def _kind(value: Any) -> str:
 
 
 def _named(transform: UploadTransform) -> str:
-    """Name a transform as messages begin with it."""
+    """Return the start of messages about a transform."""
     return f"upload transform {transform.name!r} (of config.uploads, or of the method)"
 
 
