@@ -121,9 +121,7 @@ def numbers_of(run: StoredRun) -> dict[str, float]:
     scores = summary.get("scores")
     if isinstance(scores, dict):
         found |= {
-            f"test_{name}": value
-            for name, value in scores.items()
-            if name == "brier" or name.startswith("top_")
+            f"test_{name}": value for name, value in scores.items() if name.startswith("top_")
         }
         if len(scores.get("classes", ())) == 2:  # sensitivity and specificity
             recalls = zip(scores["classes"], scores.get("recall", ()), strict=False)

@@ -9,8 +9,7 @@ left as it is.
     test_scores_by_client.csv   a line per client that has test examples with a label
 
 References:
-    Brier, Verification of forecasts expressed in terms of probability, Monthly Weather Review 1950.
-    Temperature scaling and reliability diagrams: Guo et al., On calibration of modern neural
+    Temperature scaling: Guo et al., On calibration of modern neural
     networks, ICML 2017. The interval: Wilson, Probable inference, the law of succession, and
     statistical inference, JASA 1927.
 """
@@ -47,7 +46,7 @@ FEWEST = 100
 FEW = 10  # test examples, of which fewer may well be predicted alike
 HOTTEST = 20.0  # temperatures are looked for from 1/20 to 20
 BY_CLASS = ("recall", "precision", "f1", "support")
-_SCALED = ("loss", "brier", "ece")  # scores that a temperature changes
+_SCALED = ("loss", "ece")  # scores that a temperature changes
 
 
 class Scored(NamedTuple):
@@ -260,11 +259,8 @@ def scores(log_probs: Float[np.ndarray, "n K"], labels: Int[np.ndarray, " n"]) -
 
     Returns:
         "examples", "accuracy" and the ends of its 95 % Wilson interval, "top_2_accuracy" and so on,
-        "loss" (nats), "brier" (squared differences summed over the classes, 0 to 2), "ece"; by
-        class "recall", "precision", "f1" (None where nothing can be said) and "support";
-        "confusion" [true][predicted] of up to `MOST_CLASSES` classes; "reliability": by bin of the
-        likeliest class's probability how many examples, their mean probability, and the share of
-        them that is right.
+        "loss" (nats), "ece"; by class "recall", "precision", "f1" (None where nothing can be said)
+        and "support"; "confusion" [true][predicted] of up to `MOST_CLASSES` classes.
 
     Example:
         >>> import numpy as np
@@ -287,9 +283,7 @@ def scores(log_probs: Float[np.ndarray, "n K"], labels: Int[np.ndarray, " n"]) -
     claimed = confusion.sum(axis=0)
     low, high = wilson(int(right.sum()), count)
     bins = np.clip(np.ceil(confidence * ECE_BINS).astype(int) - 1, 0, ECE_BINS - 1)
-    filled, sure, good = (
-        np.bincount(bins, w, minlength=ECE_BINS) for w in (None, confidence, right)
-    )
+    sure, good = (np.bincount(bins, w, minlength=ECE_BINS) for w in (confidence, right))
     found: dict[str, Any] = {
         "examples": count,
         "accuracy": _short(right.mean()),
@@ -297,9 +291,6 @@ def scores(log_probs: Float[np.ndarray, "n K"], labels: Int[np.ndarray, " n"]) -
         "accuracy_high": _short(high),
         **{f"top_{k}_accuracy": _short((place < k).mean()) for k in TOP if k < classes},
         "loss": _short(-own.mean(dtype=float)),
-        "brier": _short(
-            (probabilities**2).sum(axis=1).mean() - 2 * np.exp(own.astype(float)).mean() + 1
-        ),
         "ece": _short(np.abs(good - sure).sum() / count),
         "recall": _ratios(hits, support),
         "precision": _ratios(hits, claimed),
@@ -308,8 +299,7 @@ def scores(log_probs: Float[np.ndarray, "n K"], labels: Int[np.ndarray, " n"]) -
     }
     if classes <= MOST_CLASSES:
         found["confusion"] = confusion.tolist()
-    shares = {"probability": _ratios(sure, filled), "right": _ratios(good, filled)}
-    return {**found, "reliability": {"examples": filled.tolist(), **shares}}
+    return found
 
 
 def wilson(right: int, count: int) -> tuple[float, float]:

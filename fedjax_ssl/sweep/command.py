@@ -20,7 +20,7 @@ from fedjax_ssl.cli import Parser, one_of
 from fedjax_ssl.cli import parser as new_parser
 from fedjax_ssl.config import ConfigError
 from fedjax_ssl.data.sites_apart import remedy
-from fedjax_ssl.errors import counted, how_to_install
+from fedjax_ssl.errors import counted
 from fedjax_ssl.folder.folder_lock import FolderLock, RunFolderError
 from fedjax_ssl.folder.stored_run import on_other_data, only_class
 from fedjax_ssl.runs.divergence import EXIT_CODE
@@ -223,8 +223,6 @@ def _sweep(given: argparse.Namespace, command: Sequence[str], notes: set[str]) -
         if given.show or given.submit:
             return cluster.submit(given, folder, plan, command)
         plans.save(folder, plan, command)
-        if not results.has_parquet():
-            command_line.print_note(f"results.parquet needs pyarrow: {how_to_install('sweep')}")
         workers.execute(folder, plan, processes, notes)
         return _say_end(folder, plan)
 

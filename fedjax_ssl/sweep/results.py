@@ -1,11 +1,8 @@
 """Reads from the run folders how each run ended, and writes the results as one table."""
 
 import csv
-import importlib
-import importlib.util
 import io
 import math
-import re
 import traceback
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
@@ -25,7 +22,6 @@ FAILED = "failed"
 STOPPED = "stopped"
 MISSING = "missing"
 _ENDED = "ended.json"  # in the folder of a run that ended without a summary
-_NAME = re.compile(r"0\d+")  # a client's, whose zeros are kept
 # Fields of a summary about the machine and the clock: two sweeps of the same runs differ in them.
 _MEASURED = ("seconds", "per_second", "peak_memory", "versions", "device", "command")
 
@@ -148,9 +144,7 @@ def scalars(summary: Mapping[str, Any], taken: Collection[str] = ()) -> dict[str
 
 
 def write(sweep: Path, plan: Plan) -> list[dict[str, Any]]:
-    """Write `results.csv` and, with pyarrow, `results.parquet`, each as a whole; returns the
-    rows.
-    """
+    """Write `results.csv` as a whole; returns the rows."""
     with FileLock(sweep / ".results.lock"):  # jobs of a cluster write when they end
         rows = table(sweep, plan)
         columns = dict.fromkeys(name for row in rows for name in row)
@@ -160,30 +154,4 @@ def write(sweep: Path, plan: Plan) -> list[dict[str, Any]]:
         writer.writeheader()
         writer.writerows(rows)
         write_atomically(sweep / "results.csv", text.getvalue())
-        if has_parquet():
-            names = [
-                one for one in columns if any(_NAME.fullmatch(str(row.get(one))) for row in rows)
-            ]
-            write_atomically(sweep / "results.parquet", _parquet(text.getvalue(), names))
     return rows
-
-
-def has_parquet() -> bool:
-    """Says whether `results.parquet` can be written."""
-    return importlib.util.find_spec("pyarrow") is not None
-
-
-def _parquet(text: str, names: Sequence[str]) -> bytes:
-    read = importlib.import_module("pyarrow.csv")
-    parquet = importlib.import_module("pyarrow.parquet")
-    kept = dict.fromkeys(names, importlib.import_module("pyarrow").string())
-    found = read.read_csv(
-        io.BytesIO(text.encode()),
-        parse_options=read.ParseOptions(newlines_in_values=True),
-        convert_options=read.ConvertOptions(
-            null_values=[""], strings_can_be_null=True, column_types=kept
-        ),
-    )
-    buffer = io.BytesIO()
-    parquet.write_table(found, buffer)
-    return buffer.getvalue()

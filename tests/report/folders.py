@@ -151,11 +151,6 @@ def add_scores(folder: Path, labels: list[int], share: list[float]) -> Path:
         "f1": ratios(2 * hits, support + claimed),
         "support": support.tolist(),
         "confusion": confusion.tolist(),
-        "reliability": {
-            "examples": [0, len(labels)],
-            "probability": [None, float(np.maximum(probability, 1 - probability).mean())],
-            "right": [None, float((predicted == true).mean())],
-        },
     }
     file = folder / "summary.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | {"scores": scores}))
