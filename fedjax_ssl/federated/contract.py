@@ -266,7 +266,7 @@ class Step(NamedTuple):
 class ClientResult(NamedTuple):
     """A client after local training."""
 
-    client: Client
+    client: Client  # the one that trained
     params: PyTree  # params of the network, as trained
     groups: Params  # the same by parameter group
     start_params: Params  # by parameter group, as the client started
