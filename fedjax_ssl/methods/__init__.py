@@ -1,4 +1,4 @@
-"""Published methods by the name used in `config.method.name`, imported when they are asked for.
+"""Published methods by their name in `config.method.name`, imported on first use.
 
 A recipe of your own is named "module:function", for example
 `--config.method.name=my_methods:entropy`.
@@ -87,7 +87,7 @@ def _parts_of(section: Mapping[str, Any]) -> Sequence[str]:
 
 
 def check_is_term(part: str) -> None:
-    """Raise ValueError for a part of a composition that nobody knows, or that is a whole method."""
+    """Raise ValueError for a part of a composition that is unknown, or that is a whole method."""
     if ":" in str(part):
         return
     if part in METHODS and part not in TERMS:
@@ -99,7 +99,7 @@ def check_is_term(part: str) -> None:
 
 
 def short(part: str) -> str:
-    """Return the name of the section that a part of a composition has."""
+    """Return the name of the section for a part of a composition."""
     return part.rpartition(":")[2]
 
 
@@ -137,7 +137,7 @@ TERMS: Registry[Any] = Registry(
     },
     leading=1,
 )
-available = METHODS.available  # () -> names of all methods with a line about each
+available = METHODS.available  # () -> names of all methods with one line about each
 
 
 def __getattr__(name: str) -> Any:
@@ -153,7 +153,7 @@ def recipe(name: str, setup: "Setup", /, **settings: Any) -> "Recipe":
     """Return a method as data, which can be changed and wrapped.
 
     Raises:
-        ValueError: as `build`, or for a method that its builder returns closed.
+        ValueError: as `build`, or for a method whose builder returns a `Method` and no `Recipe`.
     """
     from fedjax_ssl.federated import Recipe
 
@@ -184,10 +184,10 @@ def build(
         setup: the run.
         around: names of wrappers, the first one inside.
         facts: sizes of the run, for wrappers.
-        personalize: name and options of a wrapper inside of these, which may give clients models
-            of their own.
-        train: what of the network is trained, see `around.trained_part`.
-        protect: makes the whole private, see `fedjax_ssl.runs.privacy.Mechanism`.
+        personalize: name and options of a wrapper inside `around`, which may give clients their own
+            models.
+        train: trained part of the network, see `around.trained_part`.
+        protect: privacy mechanism around all of it, see `fedjax_ssl.runs.privacy.Mechanism`.
         **settings: the method's own.
 
     Raises:
@@ -213,7 +213,7 @@ def build(
 
 
 def settings(name: str) -> dict[str, Any]:
-    """Return the method's own settings with their defaults, as `config.method` holds them beside
+    """Return the method's own settings with their defaults, the fields of `config.method` besides
     `name`.
 
     Raises:
@@ -223,10 +223,10 @@ def settings(name: str) -> dict[str, Any]:
 
 
 def recommended(name: str) -> dict[str, Mapping[str, Any]]:
-    """Return the fields of a config that a method's file recommends for small images, by where
-    labels are, the usual place first.
+    """Return the config fields that a method recommends for small images, by the place of the
+    labels, the usual place first.
 
-    A file of one's own has them in a table `RECOMMENDED` too: recipe -> place -> fields.
+    A file of your own can have a table `RECOMMENDED` too: recipe -> place -> fields.
 
     Raises:
         ValueError: for an unknown method, naming the nearest one.
@@ -241,12 +241,12 @@ def recommended(name: str) -> dict[str, Mapping[str, Any]]:
 
 
 def fits(name: str, place: str) -> bool:
-    """Say whether a method is made for labels at a place: its file recommends settings for a place
-    that has no other kinds of labels.
+    """Return whether a method is made for labels at a place, that is, whether its file recommends
+    settings for a place with no other kinds of labels.
 
     Args:
-        name: of the method.
-        place: where labels are, as supervisions are named.
+        name: name of the method.
+        place: place of the labels, a name of `config.supervision.name`.
 
     Raises:
         ValueError: for an unknown method, naming the nearest one.
@@ -265,6 +265,6 @@ def fits(name: str, place: str) -> bool:
 
 def _said_by_file(registry: Registry[Any], name: str, table: str, default: Any) -> Any:
     builder = registry.builder(name)
-    # not an import: what is defined where no file is has no module
+    # not an import: a function defined outside of a file has no module
     found = getattr(sys.modules.get(builder.__module__), table, {})
     return found.get(getattr(builder, "__name__", name), default)

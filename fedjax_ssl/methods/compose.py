@@ -1,9 +1,8 @@
-"""Compositions: terms added up in one local step, as a config names them.
+"""Compositions: terms added up in one local step, by the names in a config.
 
-`config.method.parts` names them, and each has a weight and its settings in a section of its name,
-as `config.method.fixmatch.threshold`. A term is the loss of a method without its batches: it reads
-the examples with a label (stream "labelled") and those without (stream "unlabelled"), which all
-terms share, with their views and one forward pass.
+`config.method.parts` names them, and each has a weight and its settings in a section with its name,
+such as `config.method.fixmatch.threshold`. A term is the loss of a method without its batches. All
+terms share the streams "labelled" and "unlabelled", the views and one forward pass.
 """
 
 from collections.abc import Mapping
@@ -27,21 +26,20 @@ def compose(
 ) -> Recipe:
     """Terms added up in one local step, each with a weight and settings of its own.
 
-    Labels of a kind count once: two terms that are losses of the same labels are refused.
+    The same labels must not count twice: two terms with a loss on the same labels are refused.
 
     Args:
         setup: the run.
         parts: terms, `fedjax-ssl list terms`, or "module:function" of a function that returns a
             `Term`.
-        unlabelled_ratio: unlabelled examples per labelled one in a local step, where a term reads
-            some.
+        unlabelled_ratio: unlabelled examples per labelled one in a local step, if a term uses them.
         **sections: settings by the name of a part, or each as "PART.SETTING". `weight` is the
-            factor of its loss; `after` the rounds before it joins the others; `rise` those in which
-            its weight then rises to the whole.
+            factor of its loss; `after` the number of rounds before it joins the others; `rise` the
+            number of rounds in which its weight then rises to its full value.
 
     Raises:
-        ValueError: there are no parts, two of one name, one with the weight 0, settings of one that
-            is not there, a method that is no term, or terms that do not make a method together.
+        ValueError: there are no parts, two with one name, one with weight 0, settings of a missing
+            part, a method that is no term, or terms that do not fit together.
 
     Example:
         >>> def both(setup: fs.Setup) -> fs.Recipe:
@@ -73,7 +71,7 @@ def part_of(part: str, setup: Setup, settings: Mapping[str, Any]) -> Part:
     """Build a part, its loss times its weight.
 
     Raises:
-        ValueError: nobody knows it, it is no term, or one of its settings cannot be.
+        ValueError: the part is unknown or no term, or a setting has a wrong value.
     """
     check_is_term(part)
     name = short(part)

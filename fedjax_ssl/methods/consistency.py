@@ -1,13 +1,13 @@
-"""FixMatch, UDA, MixMatch, mean teacher, Pi-model, VAT and Pseudo-label, federated: predictions
-that agree.
+"""FixMatch, UDA, MixMatch, mean teacher, Pi-model, VAT and Pseudo-label, federated: methods that
+make predictions consistent.
 
 A local step takes B labelled examples and B_U = mu B unlabelled ones and minimizes
 
     w_s L_s + w_u L_u,    L_s = 1/B sum over labelled CE(y, p(weak view)),
 
-a client that has only the one or the other what it has. The methods differ in L_u, a mean over
-unlabelled examples u. With the scores z, the prediction q = softmax(z) for a weak view of u, the
-prediction p that learns, and K classes:
+and a client with only one kind of examples minimizes the loss on these. The methods differ in L_u,
+a mean over unlabelled examples u. With the scores z, the prediction q = softmax(z) for a weak view
+of u, the prediction p that learns, and K classes:
 
     fixmatch       [max q >= tau] CE(argmax q, p(strong view))
     uda            [max q > beta] CE(softmax(z / T), p(strong view));
@@ -46,8 +46,8 @@ References:
     al., Federated semi-supervised learning with inter-client consistency and disjoint learning,
     ICLR 2021, arXiv 2006.12097, section 5, and as the baseline of ProtoFSSL (arXiv 2205.13921).
 
-Whose prediction q is, and which rows count, are settings of all of them: `labels_from` and
-`threshold_rule` (`fedjax_ssl.methods.parts.guess`).
+Two settings of all these methods select the model that predicts q and the rows that count:
+`labels_from` and `threshold_rule` (`fedjax_ssl.methods.parts.guess`).
 
 Defaults are those of the papers; settings of the federated tables are in
 docs/methods/baselines.md.
@@ -106,7 +106,7 @@ from fedjax_ssl.methods.parts.views_and_teachers import (
     teacher_network,
 )
 
-# A weak view is moved, a strong one turned.
+# Weak views of digits are shifted, strong views are rotated.
 _VIEWS = {
     "augment.name": "shift",
     "augment.pixels": 1,
@@ -116,7 +116,7 @@ _VIEWS = {
 _FIELDS: dict[str, Fields] = {
     "fixmatch": {"method.unlabelled_ratio": 2},
     "uda": {},
-    # five epochs, or the paper's weight of 75, did worse
+    # five epochs, or the paper's weight of 75, were worse
     "mixmatch": {"method.unlabelled_weight": 5.0, "optimizer.local_epochs": 1},
     "mean_teacher": {"method.unlabelled_weight": 10.0},
     "pi_model": {"method.unlabelled_weight": 10.0, "optimizer.local_epochs": 1},
@@ -131,10 +131,10 @@ RECOMMENDED = {
     for name, fields in _FIELDS.items()
 }
 
-# the terms on unlabelled examples and of the moving average
+# Names of the terms of the loss on unlabelled examples and of the moving average.
 TERM = "consistency"
 AVERAGE = "moving_average"
-# state -> parameters and running statistics that predict
+# state -> parameters and batch statistics of the network that predicts
 Network = Callable[[ServerState], tuple[PyTree, PyTree]]
 
 
@@ -143,18 +143,13 @@ Network = Callable[[ServerState], tuple[PyTree, PyTree]]
 class Settings:
     """Settings that all methods of this family share.
 
-    Attributes:
-        unlabelled_weight: w_u.
-        labelled_weight: w_s; the server's loss has it too.
-        unlabelled_ratio: mu, unlabelled examples per labelled one in a step: B_U = mu B.
-        labelled_too: labelled examples are among the unlabelled ones as well, without their labels.
-        ema_decay: predictions come from a moving average of the global network over the rounds, of
-            this decay; 0: from the network itself. (The papers average over steps, with decay 0.999
-            or 0.9999.)
-        server_batch_size: examples per step at the server.
-        server_epochs: epochs per round at the server.
-        threshold: of the largest probability, from which on an unlabelled example counts; 0: all
-            do.
+    Attributes: unlabelled_weight: w_u. labelled_weight: w_s; the server's loss has it too.
+    unlabelled_ratio: mu, unlabelled examples per labelled one in a step: B_U = mu B. labelled_too:
+    use labelled examples as unlabelled ones too, without their labels. ema_decay: decay of a moving
+    average of the global network over the rounds, which then predicts; 0: the network itself
+    predicts. (The papers average over steps, with decay 0.999 or 0.9999.) server_batch_size:
+    examples per step at the server. server_epochs: epochs per round at the server. threshold:
+    smallest confidence of an unlabelled example that counts; 0: all count.
     """
 
     unlabelled_weight: Weight = 1.0
@@ -188,7 +183,7 @@ def confident_term(setup: Setup, settings: Confident, guessing: Guessing) -> Ter
     Args:
         setup: the run.
         settings: the term's own.
-        guessing: whose labels unlabelled examples get, and which count.
+        guessing: model that labels unlabelled examples, and rule for those that count.
     """
     weak = augmented_view(setup, UNLABELLED)
     strong = strong_view(setup)
@@ -219,7 +214,7 @@ class FixMatch(Confident, Settings):
 
 
 def fixmatch(setup: Setup, settings: FixMatch, guessing: Guessing) -> Recipe:
-    """FixMatch at the clients, or at clients without labels beside a server that has some.
+    """FixMatch at the clients, or at clients without labels next to a server with labels.
 
     A confident prediction for a weak view of an example is the label of its strong view. Weak views
     are `config.augment`, strong ones `config.strong_augment`.
@@ -227,7 +222,7 @@ def fixmatch(setup: Setup, settings: FixMatch, guessing: Guessing) -> Recipe:
     Args:
         setup: the run. Its `batch_size` is B; a local epoch goes through the unlabelled examples.
         settings: the method's own.
-        guessing: whose labels unlabelled examples get, and which count.
+        guessing: model that labels unlabelled examples, and rule for those that count.
 
     Raises:
         ValueError: for a setting outside its range, or a federation with nothing to learn from.
@@ -253,14 +248,11 @@ def fixmatch(setup: Setup, settings: FixMatch, guessing: Guessing) -> Recipe:
 class UDA(Settings):
     """Settings of UDA.
 
-    Attributes:
-        threshold: beta; 0: every example counts.
-        temperature: T of the targets; 1: they are not sharpened.
-        tsa: schedule of alpha, with the share t of the rounds that are over: "exp" is exp(5 (t -
-            1)), "linear" t, "log" 1 - exp(-5 t); "none": plain cross-entropy.
-        tsa_rounds: rounds until alpha is 1; 0: those of the run.
-        unlabelled_ratio: mu, unlabelled examples per labelled one in a step; the paper has batches
-            of 64 and 448.
+    Attributes: threshold: beta; 0: every example counts. temperature: T of the targets; 1: they are
+    not sharpened. tsa: schedule of alpha, with t the share of rounds so far: "exp" is exp(5 (t -
+    1)), "linear" t, "log" 1 - exp(-5 t); "none": plain cross-entropy. tsa_rounds: rounds until
+    alpha is 1; 0: all rounds of the run. unlabelled_ratio: mu, unlabelled examples per labelled one
+    in a step; the paper has batches of 64 and 448.
     """
 
     threshold: Share = 0.8
@@ -270,8 +262,8 @@ class UDA(Settings):
 
 
 def uda(setup: Setup, settings: UDA, guessing: Guessing) -> Recipe:
-    """UDA at the clients, or at clients without labels beside a server that has some and anneals as
-    they would.
+    """UDA at the clients, or at clients without labels next to a server with labels, which then
+    anneals in their place.
 
     L_s has training signal annealing: it is the mean over the labelled examples whose true class is
     not yet more probable than alpha (1 - 1/K) + 1/K, where alpha rises to 1 over the rounds.
@@ -279,7 +271,7 @@ def uda(setup: Setup, settings: UDA, guessing: Guessing) -> Recipe:
     Args:
         setup: the run.
         settings: the method's own.
-        guessing: whose labels unlabelled examples get, and which count.
+        guessing: model that labels unlabelled examples, and rule for those that count.
 
     Raises:
         ValueError: for a setting outside its range, a federation with nothing to learn from, or
@@ -339,7 +331,8 @@ class MixMatch(Settings):
 
 
 def mixmatch(setup: Setup, settings: MixMatch, guessing: Guessing) -> Recipe:
-    """MixMatch at the clients; a client without labels mixes unlabelled examples with each other.
+    """MixMatch at the clients; a client without labels mixes its unlabelled examples with each
+    other.
 
     A local step on labelled examples X and unlabelled ones U:
 
@@ -360,7 +353,7 @@ def mixmatch(setup: Setup, settings: MixMatch, guessing: Guessing) -> Recipe:
     Args:
         setup: the run.
         settings: the method's own.
-        guessing: whose labels unlabelled examples get, and which count.
+        guessing: model that labels unlabelled examples, and rule for those that count.
 
     Raises:
         ValueError: for a setting outside its range, or a federation with nothing to learn from.
@@ -426,11 +419,11 @@ def _mean_prediction(logits: list[Float[Array, "b K"]]) -> Float[Array, "b K"]:
 
 
 def shuffled(key: Key[Array, ""], real: Bool[Array, " n"]) -> Int[Array, " n"]:
-    """Return a random permutation of the real rows; other rows get some real one.
+    """Return a random permutation of the real rows; other rows point to any real one.
 
     Args:
         key: typed PRNG key.
-        real: which rows are.
+        real: mask of real rows.
     """
     order = jnp.lexsort((jax.random.bits(key, real.shape), ~real)).astype(jnp.int32)
     return order[jnp.maximum(jnp.cumsum(real, dtype=jnp.int32) - 1, 0)]
@@ -441,11 +434,9 @@ def shuffled(key: Key[Array, ""], real: Bool[Array, " n"]) -> Int[Array, " n"]:
 class MeanTeacher(Settings):
     """Settings of the mean teacher.
 
-    Attributes:
-        decay: largest decay of the teacher, which predicts.
-        ramp_rounds: R; 1: the full weight from the start.
-        unlabelled_ratio: examples of the consistency loss per labelled one in a step.
-        labelled_too: the consistency loss is about labelled examples too, as in the paper.
+    Attributes: decay: largest decay of the teacher, which predicts. ramp_rounds: R; 1: the full
+    weight from the start. unlabelled_ratio: examples of the consistency loss per labelled one in a
+    step. labelled_too: the consistency loss is on labelled examples too, as in the paper.
     """
 
     unlabelled_weight: Weight = 100.0
@@ -458,17 +449,17 @@ class MeanTeacher(Settings):
 
 
 def mean_teacher(setup: Setup, settings: MeanTeacher, guessing: LabelsFrom) -> Recipe:
-    """Mean teacher at the clients, or at clients without labels beside a server that has some.
+    """Mean teacher at the clients, or at clients without labels next to a server with labels.
 
-    After step t, counted on from round to round, the teacher g becomes d g + (1 - d) f with the
-    student f and d = min(1 - 1 / (t + 1), decay). Students and teachers are averaged separately;
-    the teacher is sent beside the student, which doubles the traffic. `fedsiam` is this with a
-    second head for the consistency loss.
+    After step t, counted over all rounds, the teacher g becomes d g + (1 - d) f with the student f
+    and d = min(1 - 1 / (t + 1), decay). Students and teachers are averaged separately; the teacher
+    is sent with the student, which doubles the traffic. `fedsiam` is this with a second head for
+    the consistency loss.
 
     Args:
         setup: the run.
         settings: the method's own.
-        guessing: whose labels unlabelled examples get, and which count.
+        guessing: model that labels unlabelled examples, and rule for those that count.
 
     Raises:
         ValueError: for a setting outside its range, or a federation with nothing to learn from.
@@ -497,11 +488,10 @@ def mean_teacher(setup: Setup, settings: MeanTeacher, guessing: LabelsFrom) -> R
 class PiModel(Settings):
     """Settings of the Pi-model.
 
-    Attributes:
-        stop_gradient: hold the second pass fixed; in the paper the gradient flows through both.
-        ramp_rounds: R; 1: the full weight from the start.
-        unlabelled_ratio: examples of the consistency loss per labelled one in a step.
-        labelled_too: the consistency loss is about labelled examples too, as in the paper.
+    Attributes: stop_gradient: hold the second pass fixed; in the paper the gradient flows through
+    both. ramp_rounds: R; 1: the full weight from the start. unlabelled_ratio: examples of the
+    consistency loss per labelled one in a step. labelled_too: the consistency loss is on labelled
+    examples too, as in the paper.
     """
 
     unlabelled_weight: Weight = 100.0
@@ -512,13 +502,12 @@ class PiModel(Settings):
 
 
 def pi_model(setup: Setup, settings: PiModel, guessing: Guessing) -> Recipe:
-    """Π-model at the clients, or at clients without labels beside a server that has
-    some.
+    """Π-model at the clients, or at clients without labels next to a server with labels.
 
     Args:
         setup: the run.
         settings: the method's own.
-        guessing: whose labels unlabelled examples get, and which count.
+        guessing: model that labels unlabelled examples, and rule for those that count.
 
     Raises:
         ValueError: for a setting outside its range, or a federation with nothing to learn from.
@@ -545,13 +534,11 @@ def pi_model(setup: Setup, settings: PiModel, guessing: Guessing) -> Recipe:
 class VAT(Settings):
     """Settings of virtual adversarial training.
 
-    Attributes:
-        radius: epsilon, over all numbers of an input as the network sees it. The paper's on
-            CIFAR-10 (whitened) without augmentation is 8, on SVHN 2.5; it has to fit the data.
-        entropy_weight: w_e.
-        unlabelled_ratio: examples of the adversarial loss per labelled one in a step; the paper has
-            batches of 32 and 128.
-        labelled_too: the adversarial loss is about labelled examples too, as in the paper.
+    Attributes: radius: epsilon, over all numbers of an input as the network sees it. The paper's on
+    CIFAR-10 (whitened) without augmentation is 8, on SVHN 2.5; it has to fit the data.
+    entropy_weight: w_e. unlabelled_ratio: examples of the adversarial loss per labelled one in a
+    step; the paper has batches of 32 and 128. labelled_too: the adversarial loss is on labelled
+    examples too, as in the paper.
     """
 
     unlabelled_ratio: Count = 4
@@ -561,13 +548,13 @@ class VAT(Settings):
 
 
 def vat(setup: Setup, settings: VAT, guessing: Guessing) -> Recipe:
-    """Virtual adversarial training at the clients, or at clients without labels beside a server
-    that has some.
+    """Virtual adversarial training at the clients, or at clients without labels next to a server
+    with labels.
 
     Args:
         setup: the run.
         settings: the method's own.
-        guessing: whose labels unlabelled examples get, and which count.
+        guessing: model that labels unlabelled examples, and rule for those that count.
 
     Raises:
         ValueError: for a setting outside its range, or a federation with nothing to learn from.
@@ -577,7 +564,7 @@ def vat(setup: Setup, settings: VAT, guessing: Guessing) -> Recipe:
 
     def loss(step: Step) -> tuple[Array, Guess, Array]:
         batch = step.streams[UNLABELLED]
-        # Passes of its own, which leave the running statistics of batch norm alone, as in the
+        # Separate passes, which do not update the running statistics of batch norm, as in the
         # authors' code.
         inputs = setup.normalize(setup.augment(named_key(step.key, "view"), batch.inputs))
         logits, moved = adversarial_pass(setup, step, inputs, batch.mask, settings.radius)
@@ -596,13 +583,10 @@ def vat(setup: Setup, settings: VAT, guessing: Guessing) -> Recipe:
 class PseudoLabel(Settings):
     """Settings of Pseudo-label.
 
-    Attributes:
-        threshold: tau; the paper has none.
-        ramp_start: T1, in rounds. The default is a tenth of the paper's, as is that of T2: it
-            counts epochs, of which a round may have several, and a run has fewer rounds.
-        ramp_end: T2, above T1.
-        unlabelled_ratio: unlabelled examples per labelled one in a step; the paper has batches of
-            32 and 256.
+    Attributes: threshold: tau; the paper has none. ramp_start: T1, in rounds. The defaults of T1
+    and T2 are a tenth of the paper's, which counts epochs: a round may have several, and a run has
+    fewer rounds. ramp_end: T2, above T1. unlabelled_ratio: unlabelled examples per labelled one in
+    a step; the paper has batches of 32 and 256.
     """
 
     unlabelled_weight: Weight = 3.0
@@ -613,7 +597,7 @@ class PseudoLabel(Settings):
 
 
 def pseudo_label(setup: Setup, settings: PseudoLabel, guessing: Guessing) -> Recipe:
-    """Pseudo-label at the clients, or at clients without labels beside a server that has some.
+    """Pseudo-label at the clients, or at clients without labels next to a server with labels.
 
     In every step the network's most probable class is an unlabelled example's label. Unlike
     `network_pseudo_label` and `fedsem`, which label with the global network before local training,
@@ -622,7 +606,7 @@ def pseudo_label(setup: Setup, settings: PseudoLabel, guessing: Guessing) -> Rec
     Args:
         setup: the run.
         settings: the method's own.
-        guessing: whose labels unlabelled examples get, and which count.
+        guessing: model that labels unlabelled examples, and rule for those that count.
 
     Raises:
         ValueError: for a setting outside its range, or a federation with nothing to learn from.
@@ -669,16 +653,16 @@ def _method(
     supervised: Term | None = None,
     network: Network | None = None,
 ) -> Recipe:
-    """Return a method with a supervised and an unsupervised term; one that nobody has examples for,
-    or without weight, is out.
+    """Return a method with a supervised and an unsupervised term. A term without examples or
+    without weight is left out.
 
     Args:
         setup: the run.
         settings: the method's own.
         unsupervised: term on stream "unlabelled", of weight 1.
         supervised: term on stream "labelled", of weight 1; cross-entropy by default.
-        network: network that predicts, made by the unsupervised term, which then stays in any case;
-            by default the global one, or its moving average.
+        network: network that predicts, if the unsupervised term makes one; then this term is never
+            left out. By default the global network, or its moving average.
     """
     supervised = (supervised or supervised_term(setup))._replace(weight=settings.labelled_weight)
     terms = (supervised,) if setup.max_labelled else ()
@@ -695,7 +679,7 @@ def _method_of_terms(
     supervised: Term,
     network: Network | None = None,
 ) -> Recipe:
-    """Return a method of these terms at the clients, and of the supervised one at a server that has
+    """Return a method with these terms at the clients, and with the supervised one at a server with
     labelled examples.
     """
     at_server: tuple[Term, ...] = (
@@ -710,7 +694,7 @@ def _method_of_terms(
     if not is_zero(settings.ema_decay):
         average = _moving_average_term(settings.ema_decay)
         network = teacher_network(AVERAGE)
-        # It follows what the round ends with.
+        # The moving average uses the state at the end of the round.
         if at_server and not terms:
             at_server = (*at_server, average)
         else:
@@ -733,11 +717,11 @@ def _method_of_terms(
 
 def _moving_average_term(decay: float | Array) -> Term:
     """Return a term without a loss that keeps a moving average of the global model at the server,
-    for predictions.
+    for prediction.
 
     After round t = 1, 2, .. the average g of the global networks f_t is d g + (1 - d) f_t with d =
-    min(1 - 1/t, decay): the plain mean at first, so that the initial network has no part in it.
-    Batch statistics are averaged likewise.
+    min(1 - 1/t, decay): the plain mean at first, so that the initial network has no influence.
+    Batch statistics are averaged in the same way.
     """
 
     def follow(average: Teacher, outcome: RoundResult) -> Teacher:

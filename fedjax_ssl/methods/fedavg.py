@@ -52,15 +52,15 @@ def supervised(setup: Setup) -> Part:
 
 
 def alone(setup: Setup) -> Recipe:
-    """No federation: each client trains a model of its own on its labelled examples, whatever
-    federated optimizer the run names.
+    """No federation: each client trains its own model on its labelled examples, without the run's
+    federated optimizer.
     """
     return fedavg(setup._replace(federated_optimizer=local()))
 
 
 def pooled(setup: Setup) -> Recipe:
-    """All data in one place: training on the labelled examples of all clients and of the server,
-    as if one client had them.
+    """All data in one place: training on the labelled examples of all clients and the server, as
+    one client.
     """
 
     def check(federation: FederatedData) -> list[str]:

@@ -1,8 +1,8 @@
 """FedLLP: learning from label proportions at every client, alone and with virtual adversarial
 training.
 
-The baselines of FedUL that compare the mean prediction of a whole set with the set's known class
-shares.
+These are the baselines of FedUL that compare the mean prediction of a whole set with the set's
+known class shares.
 
 References:
     Lu et al., Federated learning from only unlabeled data with class-conditional-sharing clients,
@@ -47,10 +47,10 @@ def fedllp(setup: Setup, *, l1: Weight = 0.0, set_size: CountOrZero = 0) -> Reci
     local step.
 
     Args:
-        setup: the run; its batch size has no say.
+        setup: the run; its batch size is not used.
         l1: weight of the sum of the parameters' absolute values.
-        set_size: most examples of a set in one step; of a larger set a fresh random part is taken.
-            0: all, whatever it takes. Memory and time of a step follow this bound; best is one a
+        set_size: most examples of a set in one step; a larger set contributes a new random part
+            each time. 0: all examples. Memory and time of a step grow with this bound; choose it a
             little above the largest set.
 
     Raises:
@@ -87,7 +87,7 @@ def fedllp_vat(setup: Setup, settings: FedLLPVAT) -> Recipe:
     """FedLLP with virtual adversarial training: predictions should not change within a small ball.
 
     Args:
-        setup: the run; its batch size has no say.
+        setup: the run; its batch size is not used.
         settings: the method's own.
 
     Raises:
@@ -112,7 +112,7 @@ def fedllp_vat(setup: Setup, settings: FedLLPVAT) -> Recipe:
 
 
 def proportion_term(setup: Setup) -> Term:
-    """Return the loss of the class proportions of the one set that a step has."""
+    """Return the loss of the class proportions of the single set in a step."""
     view = augmented_view(setup, "set")
 
     def loss(step: Step) -> Array:
@@ -132,12 +132,12 @@ def set_per_step(local_epochs: int, set_size: int = 0) -> Sampler:
     """Return a sampler of stream "set": one whole set of the client per local step, all sets in a
     fresh order in every epoch.
 
-    Sets without examples are no step. A client with coarse labels takes none.
+    Sets without examples take no step. A client with coarse labels takes no step.
 
     Args:
         local_epochs: passes over the sets per round.
-        set_size: width of the stream; of a larger set a random part is taken, drawn anew in every
-            epoch. 0: all.
+        set_size: width of the stream; a larger set contributes a random part, drawn anew in every
+            epoch. 0: all examples.
     """
 
     def schedule(key: Key[Array, ""], client: Client, now: Now) -> Schedule:
@@ -154,7 +154,7 @@ def set_per_step(local_epochs: int, set_size: int = 0) -> Sampler:
 
         def one_epoch(epoch: Int[Array, ""]) -> tuple[Array, Array]:
             mine = jax.random.fold_in(key, epoch)
-            # Bits are drawn by place, so that padding, which comes last, changes none of them.
+            # Random bits are drawn by position, so padding at the end changes none of them.
             sets = jnp.lexsort((jax.random.bits(named_key(mine, "sets"), (num_sets,)), counts == 0))
             members = jnp.lexsort(
                 (jax.random.bits(named_key(mine, "members"), (width,)), owner)
@@ -166,7 +166,7 @@ def set_per_step(local_epochs: int, set_size: int = 0) -> Sampler:
         epoch, within = jnp.divmod(
             jnp.arange(local_epochs * num_sets, dtype=jnp.int32), jnp.maximum(number, 1)
         )
-        epoch = jnp.minimum(epoch, local_epochs - 1)  # steps past the last are not taken
+        epoch = jnp.minimum(epoch, local_epochs - 1)  # steps beyond the last epoch are never taken
         return Schedule(
             {"set": positions[epoch, within]}, {"set": masks[epoch, within]}, local_epochs * number
         )
@@ -175,12 +175,12 @@ def set_per_step(local_epochs: int, set_size: int = 0) -> Sampler:
 
 
 def local_epochs_done(step: Step, local_epochs: int, rampup: str) -> Float[Array, ""]:
-    """Count the local epochs before this step, in the run or since the epoch began; as if every
-    round had the client.
+    """Count the local epochs before this step, in the run or since the start of the epoch, as if
+    the client trained in every round.
 
     Args:
         step: step of a client with sets.
-        local_epochs: per round.
+        local_epochs: epochs per round.
         rampup: "run" or "per_epoch".
     """
     weak = _sets_of(step.client)
@@ -210,6 +210,6 @@ def _sets_of(client: Client) -> WeakLabels:
 
 
 def _count_members(clients: Client) -> Int[Array, "*p"]:
-    """Count the examples in sets, of one client or of several."""
+    """Count the examples in sets, for one client or for several."""
     weak = _sets_of(clients)
     return jnp.where(weak.from_sets, weak.num_examples, 0)

@@ -1,4 +1,4 @@
-"""FedMatch: agreement with the models of similar clients, and weights of their own for labelled and
+"""FedMatch: agreement with the models of similar clients, and separate weights for labelled and
 unlabelled data.
 
 Every weight is a sum sigma + psi. Labelled examples move sigma alone, and unlabelled ones psi
@@ -9,22 +9,21 @@ alone:
                + lambda_L2 ||sigma - psi||^2 + lambda_L1 ||psi||_1
 
 The first two terms of L_u are means over the examples whose largest probability reaches a
-threshold. The vote is among the client and its helpers h_1 .. h_H: other clients' psi with the
-sigma that the client received. With labels at the clients they train both parts, in every step
-sigma and then psi at the sigma already moved. With labels at the server it trains sigma before the
+threshold. The client and its helpers h_1 .. h_H vote; a helper is another client's psi with the
+sigma that this client received. With labels at the clients, they train both parts: in every step
+first sigma, then psi with the new sigma. With labels at the server it trains sigma before the
 clients, and they train psi.
 
-Both sides know what a client uploaded last, so that only entries that differ from it by more than a
-threshold are sent. Helpers are the clients whose last uploads say nearly the same of one image of
+Both sides know a client's last upload, so only entries that differ from it by more than a threshold
+are sent. Helpers are the clients whose last uploads give nearly the same output for one image of
 noise.
 
 Shapes: C clients, p cohort slots, H helpers, K classes. A model is a dict of its parts, "sigma" and
 "psi".
 
-References:
-    Jeong, Yoon, Yang, Hwang, Federated semi-supervised learning with inter-client consistency and
-    disjoint learning, ICLR 2021, arXiv 2006.12097. What the paper leaves open is as in the authors'
-    code; see docs/methods/fedmatch.md.
+References: Jeong, Yoon, Yang, Hwang, Federated semi-supervised learning with inter-client
+consistency and disjoint learning, ICLR 2021, arXiv 2006.12097. Details that the paper leaves open
+follow the authors' code; see docs/methods/fedmatch.md.
 """
 
 from dataclasses import dataclass, replace
@@ -86,7 +85,7 @@ from fedjax_ssl.objectives import (
     l1_norm,
 )
 
-# The learning rate times l2_weight is the paper's.
+# The paper's value is learning rate times l2_weight.
 _FIELDS = {
     "rounds": 60,
     "method.l2_weight": 10 / 30,
@@ -111,7 +110,7 @@ DECOMPOSITIONS = {
     "without_sigma": (PSI,),
     "without_psi": (SIGMA,),
 }
-PRESET: Any = None  # the preset says, which may depend on where the labels are
+PRESET: Any = None  # Defaults of the preset, which may depend on the place of the labels.
 # Setting -> its value with labels at the clients, and with labels at the server.
 _PAPER: dict[str, tuple[float, float]] = {
     "threshold": (0.85, 0.85),
@@ -133,36 +132,26 @@ PRESETS = {
 class FedMatch:
     """Settings of FedMatch.
 
-    Attributes:
-        preset: what a setting that is None is: "paper" or "code" (threshold 0.75, patience 20 with
-            labels at the server, clip_eps 1e-7).
-        labels_at: who trains on labels: the "server", the "clients", or "auto": the server, if it
-            has some.
-        supervised_weight: lambda_s; 10.
-        agreement_weight: lambda_a; the paper's lambda_ICCS is this and the next one.
-        kl_weight: lambda_i.
-        l2_weight: lambda_L2, of a sum over all weights.
-        l1_weight: lambda_L1, likewise; 1e-4 with labels at the clients and 1e-5 at the server.
-        threshold: tau, of the largest probability on the example that is not strongly augmented;
-            0.85.
-        num_helpers: H; fewer where fewer clients were seen. 0: no inter-client loss.
-        helper_interval: rounds between two with helpers.
-        clip_eps: probabilities below it count as it in cross-entropy and divergence; 0: they do
-            not.
-        decomposition: "full"; "none": one part and neither L2 nor L1; "without_sigma",
-            "without_psi": that part is 0 and both losses move the other one. A single part starts
-            as (1 + psi_factor) sigma.
-        psi_factor: psi starts as this times sigma.
-        l1_threshold: evaluation takes weights of psi up to it as 0; 5e-6 with labels at the
-            clients, 1e-5 at the server.
-        delta_threshold: weights that differ by no more are not sent; 5e-5 and 1e-5.
-        unlabelled_batch_size: unlabelled examples per step; see `matched_batches`.
-        server_batch_size: labelled examples per step at the server.
-        server_epochs: epochs at the server before every round.
-        shuffle: batches in a fresh order instead of the stored one.
-        lr_schedule: the learning rate is divided by 3 where the loss of each "client"'s model on
-            validation examples does not fall, looked at once per participation, or never ("none").
-        patience: evaluations without an improvement before it does; 5.
+    Attributes: preset: values of the settings that are None: "paper" or "code" (threshold 0.75,
+    patience 20 with labels at the server, clip_eps 1e-7). labels_at: place where labels are trained
+    on: "server", "clients", or "auto": the server, if it has labels. supervised_weight: lambda_s;
+    10. agreement_weight: lambda_a; the paper's lambda_ICCS is this and the next one. kl_weight:
+    lambda_i. l2_weight: lambda_L2, of a sum over all weights. l1_weight: lambda_L1, likewise; 1e-4
+    with labels at the clients and 1e-5 at the server. threshold: tau, of the largest probability
+    for the example without strong augmentation; 0.85. num_helpers: H; fewer if fewer clients have
+    taken part so far. 0: no inter-client loss. helper_interval: rounds between two with helpers.
+    clip_eps: lower bound of probabilities in cross-entropy and divergence; 0: none. decomposition:
+    "full"; "none": one part and neither L2 nor L1; "without_sigma", "without_psi": that part is 0
+    and both losses move the other one. A single part starts as (1 + psi_factor) sigma. psi_factor:
+    psi starts as this times sigma. l1_threshold: in evaluation, weights of psi up to this size
+    count as 0; 5e-6 with labels at the clients, 1e-5 at the server. delta_threshold: weights that
+    differ by no more are not sent; 5e-5 and 1e-5. unlabelled_batch_size: unlabelled examples per
+    step; see `matched_batches`. server_batch_size: labelled examples per step at the server.
+    server_epochs: epochs at the server before every round. shuffle: draw a new order of examples in
+    every epoch, in place of the stored one. lr_schedule: "client": divide a client's learning rate
+    by 3 if the loss of its model on validation examples does not fall, checked once per
+    participation; "none": never. patience: evaluations without an improvement before the rate
+    falls; 5.
     """
 
     preset: Literal["paper", "code"] = "paper"
@@ -194,9 +183,7 @@ class FedMatch:
 
     @property
     def parts(self) -> tuple[str, ...]:
-        """The parts of the model: the first is moved by labelled examples, the last by
-        unlabelled ones.
-        """
+        """The parts of the model: labelled examples move the first, unlabelled ones the last."""
         return DECOMPOSITIONS[self.decomposition]
 
     @property
@@ -205,7 +192,9 @@ class FedMatch:
         return self.parts[-1:] if self.at_server else self.parts
 
     def in_run(self, setup: Setup) -> "FedMatch":
-        """Say where labels are, and what the preset says in place of None."""
+        """Return the settings for a run: the place of labels, and the preset's values in place of
+        None.
+        """
         at_server = setup.max_server > 0 if self.labels_at == "auto" else self.labels_at == "server"
         said: dict[str, Any] = {
             n: v[at_server] for n, v in PRESETS[self.preset].items() if getattr(self, n) is None
@@ -213,8 +202,8 @@ class FedMatch:
         return replace(self, labels_at="server" if at_server else "clients", **said)
 
     def split(self, params: Any) -> Params:
-        """Return the first model: sigma and psi = psi_factor sigma, or one part for which the
-        network is the same function.
+        """Return the first model: sigma and psi = psi_factor sigma, or a single part that makes the
+        same network.
         """
         scale = {SIGMA: 1.0, PSI: self.psi_factor}
         if len(self.parts) == 1:
@@ -232,11 +221,11 @@ class FedMatch:
         return {**parts, PSI: jax.tree.map(sparse, parts[PSI])}
 
     def network(self, parts: Params) -> PyTree:
-        """Return the network of a model for evaluation."""
+        """Return the network that evaluation uses."""
         return combine(self.visible(parts))
 
     def changed(self, new: PyTree, old: PyTree) -> PyTree:
-        """Return the mask of entries that differ enough to be sent; a tree of bool arrays."""
+        """Return the mask of entries that differ enough to be sent, a tree of bool arrays."""
         return jax.tree.map(lambda a, b: jnp.abs(a - b) > self.delta_threshold, new, old)
 
 
@@ -295,15 +284,15 @@ def fedmatch(setup: Setup, settings: FedMatch) -> Recipe:
 
 
 def _check_pull(setup: Setup, settings: FedMatch) -> list[str]:
-    """Compare how far a step pulls psi towards sigma with the paper: psi - sigma gets 1 - 2 eta
-    l2_weight of it.
+    """Compare the pull of a step on psi, towards sigma, with the paper's: psi - sigma is multiplied
+    by 1 - 2 eta l2_weight.
     """
     rate = setup.learning_rate(jnp.zeros((), jnp.int32))
     l2_weight = settings.l2_weight
     known = not isinstance(rate, jax.core.Tracer) and not isinstance(l2_weight, jax.core.Tracer)
     if not known or settings.decomposition == "none" or is_zero(l2_weight) or not float(rate):
         return []
-    product = round(float(rate) * float(l2_weight), 6)  # the rate is a number of 32 bits
+    product = round(float(rate) * float(l2_weight), 6)  # the learning rate has 32 bits
     said = (
         f"the learning rate {float(rate):g} times l2_weight {float(l2_weight):g} is {product:g}, "
         "in the paper 0.01"
@@ -316,16 +305,18 @@ def _check_pull(setup: Setup, settings: FedMatch) -> list[str]:
 
 
 def combine(parts: Params) -> PyTree:
-    """Return the network's parameters: the sum of the parts."""
+    """Return the network's parameters, the sum of the parts."""
     return reduce(partial(jax.tree.map, jnp.add), parts.values())
 
 
 class Consistency(NamedTuple):
-    """Losses on a batch of unlabelled examples, means over the confident ones; 0 without any."""
+    """Losses on a batch of unlabelled examples, each a mean over the confident ones; 0 if there are
+    none.
+    """
 
-    cross_entropy: Float[Array, ""]  # strong view against the vote
-    divergence: Float[Array, ""]  # plain view from the helpers
-    labels: Int[Array, " n"]  # the vote; -1 where the model is not confident
+    cross_entropy: Float[Array, ""]  # prediction for the strong view, against the vote
+    divergence: Float[Array, ""]  # prediction for the plain view, from the helpers'
+    labels: Int[Array, " n"]  # the vote; -1 if the model is not confident
     confidence: Float[Array, " n"]
 
 
@@ -348,7 +339,7 @@ def consistency(
     confidence = jax.lax.stop_gradient(jnp.max(q, axis=1))
     confident = mask & (confidence >= threshold)
     vote = jnp.where(confident, agreement_vote(q, helper_probs, available), -1)
-    # -log max(p, eps) is the smaller of the two.
+    # -log max(p, eps) is the smaller of these two.
     ceiling = jnp.where(clip_eps > 0, -jnp.log(clip_eps), jnp.inf)
     pseudo = jnp.minimum(cross_entropy(strong_logits, vote), ceiling)
     number = jnp.maximum(jnp.sum(confident, dtype=q.dtype), 1.0)
@@ -359,8 +350,8 @@ def consistency(
 def regularizer(
     parts: Params, l2_weight: float | Array, l1_weight: float | Array
 ) -> Float[Array, ""]:
-    """Return lambda_L2 ||sigma - psi||^2 + lambda_L1 ||psi||_1, sums over all weights; a part that
-    is missing is 0.
+    """Return lambda_L2 ||sigma - psi||^2 + lambda_L1 ||psi||_1, sums over all weights; a missing
+    part counts as 0.
     """
     difference = reduce(partial(jax.tree.map, jnp.subtract), parts.values())
     squares = sum(
@@ -370,14 +361,16 @@ def regularizer(
 
 
 class Remembered(NamedTuple):
-    """State that a client keeps, if it has a learning rate of its own."""
+    """State that a client keeps, if it has its own learning rate."""
 
     plateau: "Plateau"  # state of its learning rate
     accuracy: Float[Array, ""]  # accuracy of its model on the validation examples
 
 
 def _unsupervised(setup: Setup, settings: FedMatch) -> Term:
-    """Return the term of L_u, with all that server and clients send each other and keep for it."""
+    """Return the term of L_u, with its messages between server and clients and its state at
+    both.
+    """
     plain = augmented_view(setup, "unlabelled")
     strong = strong_view(setup)
     own_rate = settings.lr_schedule == "client"
@@ -396,10 +389,10 @@ def _unsupervised(setup: Setup, settings: FedMatch) -> Term:
             settings.agreement_weight * found.cross_entropy + settings.kl_weight * found.divergence
         )
         if settings.decomposition != "none":
-            # with a single part there are steps without any
+            # With a single part, some steps have no unlabelled rows.
             some = jnp.any(batch.mask).astype(total.dtype)
             total = total + some * regularizer(step.groups, settings.l2_weight, settings.l1_weight)
-        # The votes by place in the client's table, for the log.
+        # Votes by position in the client's table, for the log.
         place = jnp.where(batch.mask, batch.position, step.local.labels.shape[0])
         confidence = found.confidence.astype(step.local.confidence.dtype)
         votes = PseudoLabels(found.labels, confidence, confidence)
@@ -462,9 +455,9 @@ def _remembered(client: Client) -> Remembered:
 def _ask_helpers(
     setup: Setup, settings: FedMatch, step: Step, inputs: Array
 ) -> tuple[Float[Array, "H n K"], Bool[Array, " H"]]:
-    """Return the helpers' class probabilities, constants, and which helpers there are.
+    """Return the helpers' class probabilities, as constants, and the mask of existing helpers.
 
-    A helper is another client's psi with the sigma that this client received, through the whole
+    A helper is another client's psi with the sigma that this client received, unchanged during the
     round.
     """
     sent: ToClient = step.sent
@@ -477,7 +470,7 @@ def _ask_helpers(
     shape = jax.eval_shape(jax.vmap(predict), sent.helpers)
     probs = nobody = jnp.zeros(shape.shape, shape.dtype)
     if settings.num_helpers:
-        # Nine rounds of ten have no helpers, and no forward passes of theirs.
+        # Most rounds have no helpers, and then skip their forward passes.
         probs = jax.lax.cond(
             step.shared, lambda: jax.lax.map(predict, sent.helpers), lambda: nobody
         )
@@ -485,8 +478,8 @@ def _ask_helpers(
 
 
 def helpers_due(settings: FedMatch, number: Int[Array, ""]) -> Bool[Array, ""]:
-    """Return whether helpers are sent in this round: counted from 1, in every
-    `helper_interval`-th.
+    """Return whether helpers are sent in this round, which is every `helper_interval`-th, counted
+    from 1.
     """
     return (number + 1) % settings.helper_interval == 0
 
@@ -497,8 +490,8 @@ def helpers_due(settings: FedMatch, number: Int[Array, ""]) -> Bool[Array, ""]:
 class Store(NamedTuple):
     """Uploads of all clients, as the server knows them."""
 
-    uploads: Params  # the last one of every client, leading axis C; the initial model before
-    seen: Bool[Array, " C"]  # whether there is one
+    uploads: Params  # the last upload of every client, leading axis C; before it, the initial model
+    seen: Bool[Array, " C"]  # whether the client has uploaded
     embeddings: Float[Array, "C K"]  # output of the uploaded model for the noise image
 
 
@@ -507,14 +500,14 @@ class ToClient(NamedTuple):
 
     helpers: PyTree  # [H, ...]
     available: Bool[Array, " H"]
-    entries: dict[str, Int[Array, "..."]]  # numbers that are sent, by part; of each helper [H]
+    entries: dict[str, Int[Array, "..."]]  # numbers sent, by part; [H] for the helpers
 
 
 class FromClient(NamedTuple):
     """Message from a client to the server."""
 
-    parts: Params  # the model as the server has it
-    entries: dict[str, Int[Array, ""]]  # numbers that were sent, by part
+    parts: Params  # the model as the server knows it
+    entries: dict[str, Int[Array, ""]]  # numbers sent, by part
 
 
 def to_cohort(settings: FedMatch, store: Store, context: RoundContext) -> ToClient:
@@ -536,7 +529,7 @@ def to_cohort(settings: FedMatch, store: Store, context: RoundContext) -> ToClie
 
         def size_of(raw: PyTree) -> Int[Array, ""]:
             seen = settings.visible({part: raw})[part]
-            # Where a helper has no weight nothing is sent, whatever the client has there.
+            # If a helper has no weight there, nothing is sent, whatever the client has.
             base = jax.tree.map(lambda h, w: jnp.where(h != 0, w, 0), seen, has[part])
             return num_sent(settings.changed(seen, base))
 
@@ -550,8 +543,8 @@ def to_cohort(settings: FedMatch, store: Store, context: RoundContext) -> ToClie
 
 
 def sparse_messages(settings: FedMatch) -> UploadTransform:
-    """Return the transform that makes a trained client's upload sparse (C2S): it becomes the model
-    as the server then has it, which the term sends.
+    """Return the transform that makes a trained client's upload sparse (C2S): the upload becomes
+    the model that the server knows afterwards, and the term sends it.
     """
 
     def at_client(
@@ -572,8 +565,8 @@ def sparse_messages(settings: FedMatch) -> UploadTransform:
 
 
 def from_client(settings: FedMatch, trained: ClientResult) -> FromClient:
-    """Return the model as the server has it: the client's entries where they changed enough, its
-    starting values elsewhere.
+    """Return the model that the server knows afterwards: the client's entries that changed enough,
+    and its starting values elsewhere.
     """
     new = {part: trained.groups[part] for part in settings.uploaded}
     old = {part: trained.start_params[part] for part in settings.uploaded}
@@ -584,8 +577,8 @@ def from_client(settings: FedMatch, trained: ClientResult) -> FromClient:
 
 
 def _stored(setup: Setup, store: Store, outcome: RoundResult) -> Store:
-    """Keep the uploads, and the class probabilities of each for the noise image; an upload without
-    finite ones is no upload.
+    """Store the uploads, and their class probabilities for the noise image; an upload with values
+    that are not finite is ignored.
     """
     context = outcome.context
     shape = jax.eval_shape(setup.normalize, context.inputs[:1]).shape[1:]
@@ -625,8 +618,8 @@ def _traffic(outcome: RoundResult) -> Traffic:
 
 
 def costs(outcome: RoundResult) -> Metrics:
-    """Return S2C and C2S as the paper counts them: numbers sent, by those of a model, mean over the
-    cohort.
+    """Return S2C and C2S as the paper counts them: numbers sent, divided by the numbers of a model,
+    mean over the cohort.
 
     A model has half as many numbers as there are parameters in sigma and psi; two whole parts cost
     2.
@@ -645,8 +638,8 @@ def costs(outcome: RoundResult) -> Metrics:
 
 
 def _server_training(setup: Setup, settings: FedMatch, supervised: Term) -> Training:
-    """Return epochs over the server's labelled examples in stored order, before the clients, at a
-    rate of its own.
+    """Return training at the server before the clients: epochs over its labelled examples in stored
+    order, with its own learning rate.
     """
     bounds = Bounds(setup.max_server, 1, 0)
     sampler = matched_batches(
@@ -670,8 +663,8 @@ def _server_training(setup: Setup, settings: FedMatch, supervised: Term) -> Trai
     return Training((term,), sampler, rate=lambda client: client.sent[term.name])
 
 
-# Helpers: clients whose models say nearly the same of an image of noise, by which nobody has to
-# show examples
+# Helpers: clients whose models give nearly the same output for an image of noise, so that no client
+# has to share examples
 
 NOISE_MEAN = NOISE_STD = 125 / 255
 
@@ -682,18 +675,18 @@ def nearest_clients(
     known: Bool[Array, " C"],
     number: int,
 ) -> tuple[Int[Array, "p H"], Bool[Array, "p H"]]:
-    """Find the other clients nearest to each client by Euclidean distance, nearest first, the lower
-    id of equal ones.
+    """Find the nearest other clients of each client by Euclidean distance, nearest first; of equal
+    ones, the lower id first.
 
     Args:
-        clients: who asks; for one that is not known itself there is nobody. Ids out of range are
-            nobody.
+        clients: ids of the clients that search; a client that is not known gets none, and neither
+            does an id out of range.
         embeddings: one for each client.
-        known: clients whose embedding is there.
+        known: mask of clients with an embedding.
         number: H.
 
     Returns:
-        Ids, and whether there is one at this place: fewer than H where fewer are known.
+        Ids, and the mask of valid ones: fewer than H if fewer clients are known.
     """
     ids = jnp.arange(embeddings.shape[0], dtype=jnp.int32)
     own = embeddings.at[clients].get(mode="clip")
@@ -708,8 +701,8 @@ def nearest_clients(
 
 
 def noise_image(key: Key[Array, ""], shape: tuple[int, ...]) -> Float[Array, "*shape"]:
-    """Return independent normal values of mean and deviation 125 / 255, as input of a network,
-    truncated to [0, 1] as in the code, which gives them the mean 0.497 and the deviation 0.269.
+    """Return an image of independent normal values with mean and deviation 125 / 255, truncated to
+    [0, 1] as in the code, which gives mean 0.497 and deviation 0.269.
 
     Args:
         key: typed PRNG key.
@@ -721,12 +714,11 @@ def noise_image(key: Key[Array, ""], shape: tuple[int, ...]) -> Float[Array, "*s
     return NOISE_MEAN + NOISE_STD * jax.random.truncated_normal(key, lowest, highest, shape, dtype)
 
 
-# A learning rate that falls where the loss on validation examples does not: Serra et al.,
-# Overcoming catastrophic forgetting with hard attention to the task, ICML 2018, without its early
-# end
+# A learning rate that falls if the loss on validation examples does not: Serra et al., Overcoming
+# catastrophic forgetting with hard attention to the task, ICML 2018, without its early end
 
 DIVISOR = 3.0  # divisor of the learning rate
-LOWEST = 1e-17  # factor of the learning rate; of 1e-3 it is the code's lowest rate
+LOWEST = 1e-17  # lowest factor of the learning rate; times 1e-3 it is the code's lowest rate
 
 
 class Plateau(NamedTuple):
@@ -734,20 +726,20 @@ class Plateau(NamedTuple):
 
     factor: Float[Array, ""]  # factor of the learning rate
     best: Float[Array, ""]  # lowest validation loss so far
-    patience: Int[Array, ""]  # evaluations without an improvement that are left
+    patience: Int[Array, ""]  # evaluations left without an improvement
 
 
 def first_plateau(patience: int) -> Plateau:
     """Return the state before the first evaluation."""
     dtype = jnp.result_type(float)
-    # Not inf: what clients keep has to be finite, or they count as dropped.
+    # Not inf: a client that keeps values that are not finite counts as dropped.
     return Plateau(
         jnp.ones((), dtype), jnp.full((), jnp.finfo(dtype).max), jnp.asarray(patience, jnp.int32)
     )
 
 
 def next_plateau(state: Plateau, loss: Float[Array, ""], patience: int) -> Plateau:
-    """Return the state after an evaluation: the rate is divided if the loss was not below the best
+    """Return the state after an evaluation: the rate is divided if the loss stayed above the best
     for `patience` evaluations.
     """
     better = loss < state.best
@@ -759,8 +751,8 @@ def next_plateau(state: Plateau, loss: Float[Array, ""], patience: int) -> Plate
 
 
 def _may_end_early(settings: FedMatch, looks: int) -> list[str]:
-    """Say that a schedule with more evaluations than the paper's, 10 with patience 5, may end
-    learning.
+    """Return a note that a schedule with more evaluations than the paper's, 10 with patience 5, may
+    end learning early.
     """
     patience = settings.patience
     if isinstance(patience, jax.core.Tracer) or looks <= 4 * patience:

@@ -1,21 +1,20 @@
-"""FedMT: clients whose labels are of another, mostly coarser space than the classes that are
-wanted.
+"""FedMT: clients with labels from another, mostly coarser space than the classes to predict.
 
 The server has a few examples with class labels. A client's label is the class seen through a
 correspondence matrix, M [J, K] with M_jk = P(label j | class k) (equation 2). A round is one of
-SemiFL, with two things more:
+SemiFL, with these changes:
 
 1. Confident pseudo-labels as in `fedjax_ssl.methods.semifl`, in the space of the classes. FedMT(E)
    estimates M from them: M_jk is the share of label j among the confident examples of the client
    whose pseudo-label is k (equation 4).
-2. To SemiFL's two losses comes the projection loss, for an example with label j, scores z = f(a(x))
-   and p = softmax z:
+2. The projection loss is added to SemiFL's two losses, for an example with label j, scores z =
+   f(a(x)) and p = softmax z:
 
        -log (M p)_j = LSE_k(z_k) - LSE_k(z_k + log M_jk)    (equation 3, computed as on the right).
 
 3. The mean of the clients' changes is a step of the federated optimizer, then the server trains on
-   its examples (equation 1). Algorithm 1 has the server first, so it also trains once before round
-   0.
+   its examples (equation 1). In Algorithm 1 the server comes first, so it also trains once before
+   round 0.
 
 References:
     Federated learning with mixed-type labels, arXiv 2210.02042v4: equations 1 to 4 and algorithm 1.
@@ -76,12 +75,12 @@ RECOMMENDED = {"fedmt": {"coarse": AT_SERVER}}
 
 
 class Estimate(NamedTuple):
-    """Counts of a client's coarse labels by its confident pseudo-labels; with a leading axis p
-    for the cohort.
+    """A client's estimated correspondence, from counts of its coarse labels by confident
+    pseudo-label; with a leading axis p for the cohort.
     """
 
     matrix: Float[Array, "O K"]  # columns sum to 1
-    support: Float[Array, " K"]  # confident examples of each class that the estimate is made of
+    support: Float[Array, " K"]  # confident examples of each class in the estimate
 
 
 @checked
@@ -89,21 +88,17 @@ class Estimate(NamedTuple):
 class FedMT(ServerTurn):
     """Settings of FedMT.
 
-    Attributes:
-        correspondence: "known": as the federation has it, estimated where it has none; "estimated":
-            by every client in every round, from the model just received.
-        threshold: a pseudo-label is confident above it.
-        strict: False: also at it, as in SemiFL.
-        fix_weight: weight of the loss on confident examples; 0 leaves it out.
-        mix_weight: weight of the loss on mixtures; 0 leaves it out.
-        projection_weight: weight of the projection loss; 0 leaves it out, which is SemiFL.
-        projection_examples: "fix": the confident examples of each batch; "all": as many of all
-            examples with a label.
-        gate: "confident": who has no confident example sits the round out; "none": trains by
-            projection alone, over all its examples with a label.
-        mixup_alpha: alpha of the Beta distribution of the mixing share, > 0.
-        warm_start: in the first round the server trains alone.
-        separate_passes: a forward pass per loss, see `fedjax_ssl.methods.semifl`.
+    Attributes: correspondence: "known": the federation's, or an estimate if it has none;
+    "estimated": every client's own estimate in every round, from the model just received.
+    threshold: largest probability above which a pseudo-label is confident. strict: False: also at
+    it, as in SemiFL. fix_weight: weight of the loss on confident examples; 0 leaves it out.
+    mix_weight: weight of the loss on mixtures; 0 leaves it out. projection_weight: weight of the
+    projection loss; 0 leaves it out, which is SemiFL. projection_examples: "fix": the confident
+    examples of each batch; "all": equally many from all examples with a label. gate: "confident": a
+    client without a confident example skips the round; "none": it trains by projection alone, over
+    all its examples with a label. mixup_alpha: alpha of the Beta distribution of the mixing share,
+    > 0. warm_start: in the first round the server trains alone. separate_passes: a forward pass per
+    loss, see `fedjax_ssl.methods.semifl`.
     """
 
     correspondence: Literal["known", "estimated"] = "known"
@@ -123,8 +118,8 @@ def fedmt(setup: Setup, settings: FedMT) -> Recipe:
     """FedMT: coarse labels at clients through a known or an estimated correspondence, class labels
     at the server.
 
-    A client with class labels learns through the identity, one with sets through their class
-    shares, so that all kinds of clients train together.
+    A client with class labels uses the identity as correspondence, and a client with sets their
+    class shares, so that all kinds of clients train together.
 
     Args:
         setup: the run.
@@ -176,17 +171,17 @@ def fedmt(setup: Setup, settings: FedMT) -> Recipe:
 def coarse(setup: Setup) -> Part:
     """Cross-entropy of coarse labels (FedMT's projection loss).
 
-    It goes through their correspondence to classes.
+    It uses their correspondence to classes.
     """
     term = channel_term(setup, kinds=("coarse",))
     return Part(term._replace(name="coarse"), ("coarse",), True)
 
 
 def projection_term(setup: Setup, settings: FedMT) -> Term:
-    """Return the projection loss: cross-entropy of what was observed through each client's channel
-    (equation 3).
+    """Return the projection loss: cross-entropy of the observed labels through each client's
+    channel (equation 3).
 
-    It is averaged over the rows that have a label which the channel does not exclude.
+    It is averaged over the rows with a label that is possible under the channel.
     """
     stream = "known" if settings.projection_examples == "all" else "fix"
     view = augmented_view(setup, stream)
@@ -223,12 +218,12 @@ def estimated(
     """Return the correspondence of every client, from its confident pseudo-labels (equation 4).
 
     Args:
-        context: gives the cohort and its weak labels.
-        probabilities: probabilities of the classes, by the model just received.
+        context: the round, with the cohort and its weak labels.
+        probabilities: class probabilities, by the model just received.
         confident: examples that count.
 
     Returns:
-        `Estimate` with leading axis p; () where nobody has weak labels.
+        `Estimate` with leading axis p; () if no client has weak labels.
     """
     weak = context.clients.weak
     if weak is None:
@@ -244,7 +239,8 @@ def estimated(
 
     counts, label_counts = jax.vmap(count)(probabilities, weak.labels, confident, real)
     columns = jax.vmap(objectives.normalize_counts)(counts, label_counts)
-    # A column without counts may spread over padding rows, which no label of this client has.
+    # A column without counts is spread over all rows, also over padding rows, which no label of
+    # this client uses.
     inside = jnp.arange(num_rows, dtype=jnp.int32) < weak.num_observations[:, None]
     columns = jnp.where(inside[:, :, None], columns, 0.0)
     totals = columns.sum(axis=1, keepdims=True)
@@ -257,12 +253,12 @@ def _confident_or_labelled(sent: Broadcast, context: RoundContext) -> Bool[Array
 
 
 def _diagnose(outcome: RoundResult) -> Metrics:
-    """Measure the error of the estimates over the cohort's clients with coarse labels; NaN where
-    there is none.
+    """Measure the error of the estimates over the cohort's clients with coarse labels; NaN if there
+    are none.
 
-    "correspondence_error" is the largest difference of an entry, of clients whose correspondence is
-    known; "classes_without_support" the mean number of classes of which a client has no confident
-    example.
+    "correspondence_error" is the largest error of an entry, for clients with a known
+    correspondence; "classes_without_support" the mean number of classes of which a client has no
+    confident example.
     """
     context = outcome.context
     weak = outcome.context.clients.weak

@@ -1,7 +1,7 @@
-"""FedPL: every example of a set is given the set's most frequent class, later the network's own
-predictions.
+"""FedPL: every example of a set gets the set's most frequent class, and later the network's own
+prediction.
 
-The baseline of FedUL that treats sets with known class shares as noisily labelled data.
+This baseline of FedUL treats sets with known class shares as noisily labelled data.
 
 References:
     Lu et al., Federated learning from only unlabeled data with class-conditional-sharing clients,
@@ -42,22 +42,22 @@ RECOMMENDED = {
         "sets": {
             **IN_SETS,
             "method.warmup_rounds": 30,
-            "method.mix": "logits",  # mixed inputs ended in a few classes
+            "method.mix": "logits",  # with mixed inputs, predictions collapsed to a few classes
         }
     }
 }
 
 
 class Confidence(NamedTuple):
-    """A batch split by confidence; pair j joins the j-th confident row with the j-th other one,
-    in batch order.
+    """A batch split by confidence; pair j joins the j-th confident row with the j-th other row, in
+    batch order.
     """
 
     labels: Int[Array, " n"]  # hard labels of all rows
     confident: Bool[Array, " n"]
     first: Int[Array, " n"]  # confident row of every pair
     second: Int[Array, " n"]  # the other row
-    paired: Bool[Array, " n"]  # pairs that exist
+    paired: Bool[Array, " n"]  # mask of the pairs that exist
 
 
 @checked
@@ -65,18 +65,13 @@ class Confidence(NamedTuple):
 class FedPL:
     """Settings of FedPL.
 
-    Attributes:
-        warmup_rounds: rounds on the pseudo-labels of the sets, the class that a set has most of;
-            after them these are forgotten.
-        threshold: largest class probability from which a prediction is confident.
-        mix_weight: weight of the loss of mixed pairs.
-        mix_alpha: parameter of the Beta distribution of the share of the confident example in a
-            pair.
-        mix: what is mixed: "inputs", as in the paper, which takes a second forward pass, or
-            "logits", as in the released code.
-        skip_empty: no loss and no step for a batch without a pair, as in the released code.
-        l1: weight of the sum of the parameters' absolute values.
-        drop_last: leave the last partial batch of an epoch out.
+    Attributes: warmup_rounds: rounds with each set's most frequent class as pseudo-label; later
+    rounds do not use it. threshold: largest class probability from which a prediction is confident.
+    mix_weight: weight of the loss of mixed pairs. mix_alpha: parameter of the Beta distribution of
+    the share of the confident example in a pair. mix: "inputs": mix inputs, as in the paper, with a
+    second forward pass; "logits": mix logits, as in the released code. skip_empty: skip a batch
+    without a pair, as in the released code. l1: weight of the sum of the parameters' absolute
+    values. drop_last: leave out the last partial batch of an epoch.
     """
 
     warmup_rounds: CountOrZero = 5
@@ -117,7 +112,7 @@ def fedpl(setup: Setup, settings: FedPL) -> Recipe:
             mixed = mixup(logits[split.first], logits[split.second], share)
         else:
             inputs = step.inputs[view.name]
-            # The running batch statistics follow the first forward pass alone.
+            # Only the first forward pass updates the running batch statistics.
             outputs, _ = setup.model.apply(
                 step.params,
                 step.model_state,
@@ -138,7 +133,7 @@ def fedpl(setup: Setup, settings: FedPL) -> Recipe:
             logits = taken.outputs[view.name].logits
             batch = at.inputs.streams["labelled"]
             pairs = jnp.any(split_by_confidence(logits, batch, settings.threshold).paired)
-            # Without a pair, weights and momentum stay.
+            # Without a pair, weights and momentum do not change.
             choose = partial(jnp.where, pairs)
             return taken._replace(
                 weights=jax.tree.map(choose, taken.weights, at.weights),
@@ -158,10 +153,10 @@ def fedpl(setup: Setup, settings: FedPL) -> Recipe:
 
 
 def majority_labels(batch: Stream, weak: WeakLabels | None) -> Int[Array, " n"]:
-    """Return the class label of every row that has one, else the most frequent class of its set, -1
-    without either.
+    """Return the class label of every row that has one, otherwise the most frequent class of its
+    set; -1 without either.
 
-    Of equally frequent classes the first one. Coarse labels give none.
+    Of equally frequent classes, the first one counts. Coarse labels count as none.
     """
     if weak is None or batch.weak is None:
         return batch.observed
@@ -173,7 +168,7 @@ def majority_labels(batch: Stream, weak: WeakLabels | None) -> Int[Array, " n"]:
 def split_by_confidence(
     logits: Float[Array, "n K"], batch: Stream, threshold: float | Array
 ) -> Confidence:
-    """Label a batch by its own predictions and pair confident rows with the others; all of it
+    """Label a batch by its own predictions and pair confident rows with the others; all results are
     constants.
 
     Args:
@@ -214,7 +209,7 @@ def split_loss(
         split: split of the batch.
         share: share of the confident row in a pair.
         mix_weight: weight of the second part.
-        skip_empty: 0 where there is no pair; else only the second part is then left out.
+        skip_empty: without a pair, the loss is 0; False: only its second part is left out.
     """
     fixed = batch_cross_entropy(logits, split.labels, split.confident)
     labels = split.labels[split.first], split.labels[split.second]

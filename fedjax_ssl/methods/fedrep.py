@@ -1,6 +1,6 @@
-"""FedRep: one body for all, heads that stay at the clients.
+"""FedRep: one shared body, and heads that stay at the clients.
 
-A round, from the body that is sent and the head that a client has kept:
+A round starts from the body that is sent and from the client's own head:
 
 1. Head epochs: the client trains its head, the body is frozen.
 2. Body epochs: it trains the body, the head is frozen.
@@ -81,17 +81,16 @@ def fedrep(
     """FedRep: a shared body, and heads that stay at the clients and at the server.
 
     With `labels="coarse"` the network needs a second head (model option `aux_head=True`), whose
-    first outputs are for the coarse labels; clients without coarse labels, and those whose weak
-    labels are sets, take no part. With `labels="class"` every client predicts with its own head;
-    the global network then has the mean of the heads of all clients, which FedRep itself does not
-    have.
+    first outputs are for the coarse labels. Clients without coarse labels do not train, and neither
+    do clients with sets. With `labels="class"` every client predicts with its own head; the global
+    network then has the mean of the heads of all clients, which FedRep itself does not have.
 
     Args:
-        setup: the run; its `local_epochs` have no part in it.
-        labels: "coarse", or "class" for FedRep as its paper has it.
+        setup: the run; its `local_epochs` are not used.
+        labels: "coarse", or "class" for FedRep as in its paper.
         head_epochs: local epochs of the head, with the body frozen.
         body_epochs: local epochs of the body after that, with the head frozen.
-        shared_head: with coarse labels, the clients' head is averaged among them.
+        shared_head: with coarse labels, average the clients' heads too.
         server_batch_size: labelled examples per step at the server, with coarse labels.
 
     Raises:
@@ -133,7 +132,7 @@ def fedrep(
         (stage,),
         groups if shared_head else groups._replace(private=(SECOND_HEAD,)),
         Needs(("coarse", "server"), every_one=True),
-        # A client's own head does not score classes: the global network predicts for all.
+        # A client's own head is for coarse labels, so the global network predicts for all.
         network=lambda state: (groups.combine(state.params), state.model_state),
         check=lambda data: check_one_space(data) if shared_head else [],
     )
@@ -145,7 +144,7 @@ def class_term(setup: Setup, group: str, name: str) -> Term:
 
     Args:
         setup: the run.
-        group: that the loss moves; its stream has the same name.
+        group: parameter group that the loss moves; its stream has the same name.
         name: name of the term.
     """
     view = augmented_view(setup, group)
@@ -160,7 +159,7 @@ def class_term(setup: Setup, group: str, name: str) -> Term:
 
 
 def _with_class_labels(setup: Setup, head_epochs: int, body_epochs: int) -> Recipe:
-    """FedRep with class labels at the clients."""
+    """Return FedRep with class labels at the clients."""
     if HEAD not in (found := jax.eval_shape(setup.model.init, jax.random.key(0))[0]):
         raise ValueError(
             "fedrep trains the last layer apart: call it 'head'; this network has "
@@ -180,8 +179,8 @@ def _with_class_labels(setup: Setup, head_epochs: int, body_epochs: int) -> Reci
 
 
 def _class_epochs(batch_size: int, head_epochs: int, body_epochs: int, most: int) -> Sampler:
-    """Return a sampler of epochs over the examples with a class label: first the stream of the
-    head, then that of the body.
+    """Return a sampler of epochs over the examples with a class label: first the head's stream,
+    then the body's.
     """
 
     def of(stream: str, passes: int) -> Sampler:

@@ -3,8 +3,8 @@
 The server has a few labelled examples, the users have unlabelled ones. A round, with B rows per
 batch, a the weak and A the strong augmentation:
 
-1. The users of the cohort fill slots at random. A slot starts from the model of its group, a
-   replica of the server, one per group, from the global model.
+1. The users of the cohort fill slots at random. A slot starts from the model of its group. The
+   server has one replica per group, which starts from the global model.
 2. Every user takes T steps on the consistency loss: with q = softmax f(a(u)), no gradient through
    it,
 
@@ -15,9 +15,9 @@ batch, a the weak and A the strong augmentation:
    mean of the groups.
 
 Step 1 and step 3 are `config.federated.name = "grouped"` (`fedjax_ssl.federated.grouped`); with
-"fedavg" there is one group, the authors' baseline. Group norm is `config.model.norm = "gn"`. With
-labels at clients there is no replica: B labelled rows join every batch of a user, and two users are
-the bridge between two groups.
+"fedavg" there is one group, which is the authors' baseline. Group norm is `config.model.norm =
+"gn"`. With labels at clients there is no replica: B labelled rows join every batch of a user, and
+two users are the bridge between two groups.
 
 References:
     Zhang, Yang, Yao, Yan, Gonzalez, Mahoney, Improving semi-supervised federated learning by
@@ -80,7 +80,7 @@ _FIELDS = {
     "strong_augment.pixels": 1,
     "federated.name": "grouped",
     "optimizer.learning_rate": 0.03,
-    "optimizer.schedule": "constant",  # the method has its own
+    "optimizer.schedule": "constant",  # the method has its own schedule
     "optimizer.momentum": 0.9,
     "optimizer.nesterov": True,
     "optimizer.weight_decay": 1e-4,
@@ -100,17 +100,12 @@ RECOMMENDED = {
 class FedRGD:
     """Settings of FedRGD.
 
-    Attributes:
-        labels: who has some: the "server", which then is a member of the average, or every
-            "client".
-        user_loss: "crl"; "self_training": pseudo-labels by the network in evaluation mode, learned
-            on the same weak view; "supervised": class labels of the clients, in place of unlabelled
-            examples.
-        threshold: tau, of the largest probability; above 1 no user learns.
-        local_steps: T.
-        lr_schedule: of the factor on the run's learning rate: "plain" (`cosine_factor`), or "run"
-            for none.
-        warmup_steps: local steps of linear warm-up.
+    Attributes: labels: place of the labels: the "server", which then is a member of the average, or
+    every "client". user_loss: "crl"; "self_training": pseudo-labels by the network in evaluation
+    mode, learned on the same weak view; "supervised": class labels of the clients, in place of
+    unlabelled examples. threshold: tau, of the largest probability; above 1 no user learns.
+    local_steps: T. lr_schedule: schedule of a factor on the run's learning rate: "plain"
+    (`cosine_factor`), or "run" for none. warmup_steps: local steps of linear warm-up.
     """
 
     labels: Literal["server", "client"] = "server"
@@ -171,8 +166,8 @@ def fedrgd(setup: Setup, settings: FedRGD) -> Recipe:
 
 
 def momentum_by_slot(setup: Setup) -> Term:
-    """Return a term without a loss that keeps the state of the users' optimizer by their places in
-    the cohort, whoever fills them.
+    """Return a term without a loss that keeps the users' optimizer states by slot of the cohort,
+    not by user.
     """
 
     def init(key: Array, params: PyTree, *_: Any) -> PyTree:
@@ -219,7 +214,7 @@ def momentum_by_slot(setup: Setup) -> Term:
 
 def unlabelled_term(setup: Setup, settings: FedRGD) -> Term:
     """Return the users' loss on stream "unlabelled": consistency of a weak and a strong view, or
-    self-training on a weak one.
+    self-training on a weak view.
     """
     threshold = settings.threshold
     weak = augmented_view(setup, UNLABELLED)
@@ -260,14 +255,14 @@ def unlabelled_term(setup: Setup, settings: FedRGD) -> Term:
 def steps_of(
     setup: Setup, settings: FedRGD, streams: tuple[str, ...], max_labelled: int | None = None
 ) -> Sampler:
-    """Return a sampler of T steps of these streams of `paired_batches`, for those who have a row;
-    "unlabelled" alone goes through labelled examples too.
+    """Return a sampler of T steps with these streams of `paired_batches`, for clients with a row;
+    with "unlabelled" alone, it uses labelled examples too.
 
     Args:
         setup: the run.
         settings: the method's own.
         streams: "labelled", "unlabelled" or both.
-        max_labelled: static bound; None: of the clients.
+        max_labelled: static bound; None: the clients' bound.
     """
     size = setup.batch_size
     steps = fixed_steps(settings.local_steps)
@@ -307,8 +302,8 @@ def cosine_factor(step: Float[Array, ""], warmup_steps: int, total_steps: int) -
 def with_step_schedule(setup: Setup, settings: FedRGD) -> Setup:
     """Return the run with its learning rate times the factor at the first local step of each round.
 
-    In a round that begins during warm-up it is the factor at the round's last step, or at the end
-    of warm-up if that comes first: at the first step of round 0 the factor is 0.
+    If the round begins during warm-up, it is the factor at the round's last step, or at the end of
+    warm-up if that comes first, because the factor is 0 at the very first step.
 
     Raises:
         ValueError: a schedule of a run of unknown length.

@@ -8,8 +8,8 @@ client minimizes
         + ramp(r) / (|B| K) sum |softmax f2(a(x)) - softmax g1(b(x))|^2,
 
 ramp(r) = consistency_weight exp(-5 (1 - min(r, R) / R)^2) with R = ramp_rounds. After step t,
-counted on from round to round as the mean over the clients, g becomes d g + (1 - d) f with d =
-min(1 - 1 / (t + 1), decay).
+counted over all rounds as the mean over the clients, g becomes d g + (1 - d) f with d = min(1 - 1 /
+(t + 1), decay).
 
 References:
     Long et al., FedSiam: Towards adaptive federated semi-supervised learning, arXiv 2012.03292; in
@@ -46,14 +46,11 @@ TERM = "mean_teacher"
 class FedSiam:
     """Settings of FedSiam.
 
-    Attributes:
-        warmup_rounds: rounds of labels-only training before.
-        consistency_weight: largest weight of the consistency loss.
-        ramp_rounds: rounds in which the weight rises.
-        head_weight: weight of the distance between the heads.
-        decay: largest decay of the teacher.
-        unlabelled_clients: let clients without labels take part (the authors' code does not).
-        predict_with: "student" or "teacher".
+    Attributes: warmup_rounds: rounds of labels-only training at the start. consistency_weight:
+    largest weight of the consistency loss. ramp_rounds: rounds in which the weight rises.
+    head_weight: weight of the distance between the heads. decay: largest decay of the teacher.
+    unlabelled_clients: let clients without labels take part (the authors' code does not).
+    predict_with: "student" or "teacher".
     """
 
     warmup_rounds: CountOrZero = 0

@@ -1,12 +1,11 @@
 """Transfer learning from the clients' coarse labels to the server's classes: a baseline of FedMT.
 
 Clients and server never train the same head. First the clients train a network for their coarse
-labels, then the server puts a new head for the classes on it. No correspondence between the label
+labels, then the server trains a new head for the classes. No correspondence between the label
 spaces is used.
 
-References:
-    Transfer learning as an answer to label spaces that differ: Federated learning with mixed-type
-    labels, arXiv 2210.02042v4. What exactly is done here is our own definition.
+References: Transfer learning as an answer to label spaces that differ: Federated learning with
+mixed-type labels, arXiv 2210.02042v4. The details are our own definition.
 """
 
 from dataclasses import dataclass
@@ -38,7 +37,7 @@ RECOMMENDED = {
         "coarse": {
             **AT_SERVER,
             "model.aux_head": True,
-            # half of the rounds each, as the rate falls in each stage
+            # Half of the rounds in each stage, because the learning rate falls within each stage.
             "method.coarse_rounds": 15,
             "optimizer.schedule_rounds": 15,
         }
@@ -51,10 +50,9 @@ RECOMMENDED = {
 class FedTrans(ServerTurn):
     """Settings of transfer learning.
 
-    Attributes:
-        coarse_rounds: rounds in which the clients train the network and the second head on their
-            coarse labels; after them only the server trains.
-        finetune: what the server trains: "all", or only the main "head".
+    Attributes: coarse_rounds: rounds in which the clients train the network and the second head on
+    their coarse labels; after them only the server trains. finetune: part that the server trains:
+    "all", or only the main "head".
     """
 
     coarse_rounds: Count = 50
@@ -65,8 +63,8 @@ def fedtrans(setup: Setup, settings: FedTrans) -> Recipe:
     """Transfer learning: coarse labels at clients, then a new head for the server's classes.
 
     The network needs a second head (model option `aux_head=True`), whose first outputs are for the
-    coarse labels. Clients without coarse labels, and those whose weak labels are sets, take no
-    part. Until `coarse_rounds` are over the head that predicts is untrained.
+    coarse labels. Clients without coarse labels do not train, and neither do clients with sets.
+    During the first `coarse_rounds` rounds, the head that predicts is untrained.
 
     Args:
         setup: the run.
@@ -106,11 +104,11 @@ def fedtrans(setup: Setup, settings: FedTrans) -> Recipe:
 
 
 def coarse_stage(setup: Setup, rounds: int) -> Stage:
-    """Make the rounds of federated averaging on coarse labels, by the clients that have some.
+    """Return the stage of federated averaging on coarse labels, by the clients that have some.
 
     Args:
         setup: the run.
-        rounds: how many.
+        rounds: number of rounds.
     """
     sampler = coarse_epochs(setup.batch_size, setup.local_epochs, setup.max_known)
     term = coarse_term(setup, "fedtrans", BODY)
@@ -120,7 +118,7 @@ def coarse_stage(setup: Setup, rounds: int) -> Stage:
 
 
 def _silent(term: Term) -> Term:
-    """Return the same gradient with a loss of 0, so that a loss which moves two groups counts once
+    """Return the same gradient with a loss of 0, so that a loss that moves two groups counts once
     in the log.
     """
 

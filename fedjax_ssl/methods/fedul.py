@@ -1,16 +1,16 @@
 """FedUL: learning a classifier from unlabelled sets whose class shares are known.
 
 Client c knows the share pi_mk of class k in each of its sets m, the share bar_pi_m of set m in its
-examples, and the class shares pi_k of the test. With eta_k(x) = p(y = k | x), the set that an
-example is in has the probabilities
+examples, and the class shares pi_k at test time. With eta_k(x) = p(y = k | x), an example is in set
+m with probability
 
     Q_m(eta) = bar_pi_m sum_k pi_mk eta_k / pi_k, normalized over m    (theorem 1).
 
 Clients minimize the mean of -log Q_m(softmax f(x)) over their examples, plus l1 times the sum of
 the parameters' absolute values; any federated optimizer averages them (algorithm 1). The classifier
-that tells the sets apart best is eta itself, so the layer Q, which has no parameters, is dropped at
-test time. A client with class labels is one whose sets are pure, and one with coarse labels has
-another matrix, so that all of them may train together.
+that separates the sets best is eta itself, so the layer Q, which has no parameters, is dropped at
+test time. A client with class labels has pure sets, and a client with coarse labels another matrix,
+so that all of them can train together.
 
 References:
     Lu, Wang, Li, Niu, Dou, Sugiyama, Federated learning from only unlabeled data with
@@ -44,17 +44,17 @@ def fedul(
     Args:
         setup: the run.
         l1: weight of the sum of the parameters' absolute values.
-        use_test_prior: False leaves the division by the test prior out, as the released code does:
-            then a posterior under uniform class shares is learned.
-        surrogate_loss: "nll", or "ce_on_probs" as in the released code, which is no proper loss.
-        drop_last: leave the last partial batch of an epoch out, as the released code does.
+        use_test_prior: False: do not divide by the test prior, as in the released code; this learns
+            the posterior under uniform class shares.
+        surrogate_loss: "nll", or "ce_on_probs" as in the released code, which is not a proper loss.
+        drop_last: leave out the last partial batch of an epoch, as in the released code.
 
     Raises:
         ValueError: for an unknown loss or a negative weight.
     """
-    layer = own_channel(use_test_prior)  # Q, from what the federation says of the client's sets
+    layer = own_channel(use_test_prior)  # Q, from the federation's facts about the client's sets
     loss = channel_term(setup, channel=layer, surrogate_loss=surrogate_loss)
-    # epochs over all examples in a set or with a label
+    # Epochs over all examples that are in a set or have a label.
     stage = known_stage(setup, (loss,), l1, drop_last)
     needs = Needs(("sets", "coarse", "labels"))
     return Recipe(setup, (stage,), needs=needs, check=_check)
@@ -63,7 +63,7 @@ def fedul(
 def channels(setup: Setup, *, use_test_prior: bool = True) -> Part:
     """Cross-entropy of class labels, coarse labels and counted sets (FedUL).
 
-    Each is explained through its client's channel.
+    Every observation is explained by its client's channel.
 
     Args:
         setup: the run.
@@ -75,7 +75,7 @@ def channels(setup: Setup, *, use_test_prior: bool = True) -> Part:
 def sets(setup: Setup, *, use_test_prior: bool = True) -> Part:
     """Cross-entropy of the sets that examples are in (FedUL).
 
-    It goes through the sets' class shares.
+    It uses the sets' class shares.
 
     Args:
         setup: the run.

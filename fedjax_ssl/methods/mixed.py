@@ -1,12 +1,12 @@
-"""Mixed supervision: clients with labels, coarse labels, class shares of sets, or nothing train one
-model together.
+"""Mixed supervision: clients with labels, coarse labels, sets with known class shares, or nothing
+train one model together.
 
-Two terms of one objective. What a client observed is explained through its own channel (FedMT's
-correspondence, FedUL's set shares, the identity). Labels travel over one graph of all clients'
-examples (XCLP), from class labels and from weakly labelled examples whose class has become clear,
-to all without a class label; where a weak label is known, the propagated scores are multiplied by
-how likely each class makes it, so that a pseudo-label never contradicts what the client knows. No
-published system has this setting; weights and defaults are ours.
+The objective has two terms. The first explains a client's observations by its own channel (FedMT's
+correspondence, FedUL's set shares, the identity). The second propagates labels over one graph of
+all clients' examples (XCLP), from class labels and from weakly labelled examples with a clear
+class, to all examples without a class label. If an example has a weak label, its scores are
+multiplied by the likelihood of that label under each class, so a pseudo-label never contradicts the
+client's knowledge. No published system has this setting; weights and defaults are ours.
 
 References:
     Zhang, Peng, Zhang, Talhouk, Niu, Li, FedMT: federated learning with mixed-type labels, arXiv
@@ -49,10 +49,9 @@ RECOMMENDED = {"mixed": {"mixed": {**MIXED, "method.warmup_rounds": 40, "method.
 class PropagatedLabels(graphs.GraphPseudoLabels):
     """Settings of propagated labels.
 
-    Attributes:
-        anchor_confidence: labels are also propagated from weakly labelled examples whose class is
-            known with more than this probability from network and weak label together; 1: from
-            class labels alone.
+    Attributes: anchor_confidence: labels are also propagated from weakly labelled examples, if
+    network and weak label together give a class more than this probability; 1: from class labels
+    alone.
     """
 
     anchor_confidence: Share = 0.9
@@ -63,12 +62,10 @@ class PropagatedLabels(graphs.GraphPseudoLabels):
 class Mixed(PropagatedLabels):
     """Settings of mixed supervision.
 
-    Attributes:
-        warmup_rounds: rounds with the channels alone before labels are propagated.
-        channel_weight: weight of what was observed.
-        pseudo_label_weight: weight of the propagated labels; 0 builds no graph.
-        prototype_weight: weight of pseudo-labels by other clients' class prototypes, with the
-            defaults of the term `prototypes`; 0: there are none.
+    Attributes: warmup_rounds: rounds with the channel term alone, before labels are propagated.
+    channel_weight: weight of the channel term. pseudo_label_weight: weight of the propagated
+    labels; 0 builds no graph. prototype_weight: weight of pseudo-labels by other clients' class
+    prototypes, with the defaults of the term `prototypes`; 0: there are none.
     """
 
     warmup_rounds: CountOrZero = 0
@@ -137,20 +134,20 @@ def _refined(
     result: Propagation, likelihood: Float[Array, "p n K"], own: Int[Array, "p n"]
 ) -> Propagation:
     """Return the propagated scores times the likelihood of each observation under every class;
-    class labels stay.
+    class labels are kept.
     """
     scores = result.scores * likelihood.reshape(result.scores.shape)
     reached = result.valid & jnp.any(scores > 0, axis=1)
     labels = jnp.where(reached, jnp.argmax(scores, axis=1).astype(own.dtype), -1)
-    # The scale of the confidence is the graph's; an observation only sharpens or confirms what was
-    # propagated.
+    # The scale of the confidence is the graph's; an observation only sharpens or confirms the
+    # propagated label.
     sharper = jnp.where(reached, confidence(jnp.where(reached[:, None], scores, 1.0)), 0.0)
     certainty = jnp.maximum(sharper, jnp.where(reached, result.confidence, 0.0))
     own = own.reshape(-1)
     return result._replace(
         labels=jnp.where(own >= 0, own, labels),
         confidence=jnp.where(own >= 0, 1.0, certainty),
-        # A labelled example counts as the graph says: not where its values are NaN.
+        # A labelled example counts unless its values are NaN, as the graph says.
         valid=jnp.where(own >= 0, result.valid, reached),
     )
 

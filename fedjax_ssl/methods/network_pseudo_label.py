@@ -1,4 +1,4 @@
-"""The network's own predictions as pseudo-labels: made anew in every round, or once and then frozen
+"""The network's own predictions as pseudo-labels, new in every round, or made once and then frozen
 (FedSem+).
 
 An example without a label gets the class that the global network predicts and the weight 1 -
@@ -36,7 +36,7 @@ def network_pseudo_label(
 
     Args:
         setup: the run.
-        warmup_rounds: rounds of labels-only training before.
+        warmup_rounds: rounds of labels-only training at the start.
         augment_predictions: predict on weakly augmented examples, as the authors' code does.
     """
 
@@ -56,8 +56,8 @@ def fedsem(setup: Setup, *, warmup_rounds: CountOrZero = 0) -> Recipe:
 
     Args:
         setup: the run.
-        warmup_rounds: rounds of labels-only training before; with 0 the untrained network makes the
-            pseudo-labels.
+        warmup_rounds: rounds of labels-only training at the start; with 0, the untrained network
+            makes the pseudo-labels.
 
     Raises:
         ValueError: unlabelled examples come in parts.

@@ -1,9 +1,8 @@
-"""ProtoFSSL: clients exchange class prototypes, and label their examples with those of other
-clients.
+"""ProtoFSSL: clients exchange class prototypes, and label their examples by those of other clients.
 
 A class is scored by the distance to its prototype, the mean embedding of its examples. A local step
-of a client is an episode: a few labelled examples of every class, the support, make prototypes, and
-a few others, the queries Q, and unlabelled examples U are compared with them,
+of a client is an episode: a few labelled examples of every class (the support) make prototypes. A
+few others (the queries Q) and unlabelled examples U are compared with these,
 
     L = -1/|Q| sum over Q log p_y(x) + lambda 1/|U| sum over U CE(q(u), p(u))        (algorithm 1)
 
@@ -11,7 +10,7 @@ where q is the mean of the probabilities by the prototypes of H helpers, clients
 before, sharpened with exponent 1/T. Clients upload the prototypes of their labelled examples; the
 server keeps those of the last rounds.
 
-Shapes: B rounds that are kept, p cohort slots, H helpers, K classes, d features.
+Shapes: B stored rounds, p cohort slots, H helpers, K classes, d features.
 
 References:
     Kim, Park, et al., Federated semi-supervised learning with prototypical networks, arXiv
@@ -87,8 +86,7 @@ from fedjax_ssl.methods.parts.terms import (
 from fedjax_ssl.methods.parts.views_and_teachers import judge_unlabelled
 from fedjax_ssl.models import Outputs, count_parameters
 
-# The paper's, but for the distance: divided by the number of features it learns slowly with a small
-# network.
+# The paper's settings, except the distance: "mean_sq" learns slowly with a small network.
 RECOMMENDED = {
     "protofssl": {
         "per_class": {
@@ -98,20 +96,21 @@ RECOMMENDED = {
             "optimizer.learning_rate": 1e-3,
             "optimizer.batch_size": 5,
             "optimizer.local_epochs": 10,
-            # the code's accumulators run on from client to client, round to round
+            # In the code, the state of the optimizer is passed on from client to client and from
+            # round to round.
             "optimizer.average_state": True,
         }
     }
 }
 
 TERM = "protofssl"
-# streams
+# Streams of an episode.
 SUPPORT = "support"
 QUERY = "query"
 UNLABELLED = "unlabelled"
 GIGA = 1e9
 MEGA = 1e6
-# rounds whose prototypes predict
+# Newest rounds whose prototypes predict.
 EVAL_ROUNDS = 2
 Number = float | Array
 
@@ -121,27 +120,22 @@ Number = float | Array
 class ProtoFSSL:
     """Settings of ProtoFSSL.
 
-    Attributes:
-        num_support: labelled examples per class and step that make the local prototypes.
-        num_query: labelled examples per class and step that are compared with them.
-        num_unlabelled: unlabelled examples per step.
-        unlabelled_weight: lambda, of the loss on them; 0 leaves them out of the step.
-        temperature: T, pseudo-labels are sharpened with exponent 1/T.
-        distance: "mean_sq" (the code's), "euclidean" (the paper's text) or "sq_euclidean".
-        absent_classes: gradient through the pseudo-labels of a client that lacks labels of a class.
-            "stop": there is none. "flow", the code's: it drives embeddings off that class, as its
-            probability is clipped at 1e-7.
-        num_helpers: prototype sets that make the pseudo-labels; all there are, if fewer. In the
-            paper's runs as many as clients in a cohort.
-        helper_interval: rounds between two choices of helpers.
-        proto_source: of the local predictions: "local_support", or "global", the helpers' mean
-            (algorithm 2), where all labelled examples of a step are queries.
-        keep_proto_rounds: rounds whose prototypes may help.
-        proto_noise_std: std of Gaussian noise on what is shared.
-        unlabel_round: unlabelled examples are used in rounds after this one, counted from 0.
-        static_batch_norm: statistics of batch norm layers (norm "bn") by a pass over the data after
-            every round, as in HeteroFL, in place of running averages; see
-            `fedjax_ssl.methods.parts.static_batch_norm`.
+    Attributes: num_support: labelled examples per class and step that make the local prototypes.
+    num_query: labelled examples per class and step that are compared with them. num_unlabelled:
+    unlabelled examples per step. unlabelled_weight: lambda, of the loss on them; 0 leaves them out
+    of the step. temperature: T, pseudo-labels are sharpened with exponent 1/T. distance: "mean_sq"
+    (the code's), "euclidean" (the paper's text) or "sq_euclidean". absent_classes: gradient through
+    the pseudo-labels of a client without labels of some class. "stop": none. "flow", as in the
+    code: it drives embeddings away from that class, because its probability is clipped at 1e-7.
+    num_helpers: prototype sets that make the pseudo-labels; all sets if there are fewer. The
+    paper's runs have as many as clients in a cohort. helper_interval: rounds between two choices of
+    helpers. proto_source: prototypes for the local predictions: "local_support", or "global", the
+    helpers' mean (algorithm 2), with all labelled examples of a step as queries. keep_proto_rounds:
+    rounds whose prototypes may help. proto_noise_std: standard deviation of Gaussian noise on the
+    shared prototypes. unlabel_round: unlabelled examples are used after this round, counted from 0.
+    static_batch_norm: statistics of batch norm layers (norm "bn") by a pass over the data after
+    every round, as in HeteroFL, in place of running averages; see
+    `fedjax_ssl.methods.parts.static_batch_norm`.
     """
 
     num_support: Count = 1
@@ -161,17 +155,17 @@ class ProtoFSSL:
 
     @property
     def pseudo_labelled(self) -> bool:
-        """Return whether unlabelled examples are learned from at all."""
+        """Whether the method learns from unlabelled examples at all."""
         return not is_zero(self.unlabelled_weight)
 
     @property
     def global_source(self) -> bool:
-        """Return whether local predictions compare with the helpers' mean prototypes."""
+        """Whether local predictions use the helpers' mean prototypes."""
         return self.proto_source == "global"
 
     @property
     def most_helpers(self) -> int:
-        """Prototype sets that are sent, at most."""
+        """Bound of the number of prototype sets that are sent."""
         return self.num_helpers if self.pseudo_labelled or self.global_source else 0
 
 
@@ -179,8 +173,8 @@ def protofssl(setup: Setup, settings: ProtoFSSL) -> Recipe:
     """ProtoFSSL: classes are scored by prototypes; the helpers' prototypes of the round before give
     pseudo-labels.
 
-    A local step is an episode, and `setup.local_epochs` their number E; `setup.batch_size` plays no
-    part. The network's class scores are not used.
+    A local step is an episode, and `setup.local_epochs` is their number E; `setup.batch_size` is
+    not used. The network's class scores are not used.
 
     Args:
         setup: the run.
@@ -210,15 +204,13 @@ def protofssl(setup: Setup, settings: ProtoFSSL) -> Recipe:
 @checked
 @dataclass(frozen=True)
 class Prototypes:
-    """Settings of pseudo-labels by prototypes, those of ProtoFSSL and a threshold, which is ours.
+    """Settings of pseudo-labels by prototypes: those of ProtoFSSL, and a threshold, which is ours.
 
-    Attributes:
-        threshold: a pseudo-label counts where its largest probability is at least this; 0: all do,
-            as in ProtoFSSL.
-        distance: of embeddings and prototypes: "sq_euclidean", "mean_sq" (the same divided by the
-            number of features, which makes pseudo-labels of a small network vague) or "euclidean".
-        temperature: T, pseudo-labels are sharpened with exponent 1/T.
-        num_helpers: prototype sets that make them; all there are, if fewer.
+    Attributes: threshold: smallest confidence of a pseudo-label that counts; 0: all count, as in
+    ProtoFSSL. distance: between embeddings and prototypes: "sq_euclidean", "mean_sq" (the same
+    divided by the number of features, which makes pseudo-labels of a small network vague) or
+    "euclidean". temperature: T, pseudo-labels are sharpened with exponent 1/T. num_helpers:
+    prototype sets that make the pseudo-labels; all sets if there are fewer.
     """
 
     threshold: Share = 0.95
@@ -230,14 +222,14 @@ class Prototypes:
 def prototypes(setup: Setup, settings: Prototypes) -> Part:
     """Pseudo-labels by other clients' class prototypes (ProtoFSSL).
 
-    The network's class scores learn them.
+    The network's class scores are trained on them.
 
     Args:
         setup: the run.
         settings: the term's own.
     """
-    # Prototypes travel as in ProtoFSSL. Labels are made with the network that was received: in the
-    # steps after it, embeddings move away from prototypes of the round before.
+    # Prototypes are sent as in ProtoFSSL. Labels come from the received network, because during
+    # local steps embeddings move away from the prototypes of the round before.
     shared = {name: value for name, value in vars(settings).items() if name != "threshold"}
     how = ProtoFSSL(**shared, proto_source="global")
     whole = _term(setup, how)
@@ -267,25 +259,25 @@ def prototypes(setup: Setup, settings: Prototypes) -> Part:
     return Part(term, ("labels",), init=partial(_with_bank, setup, how))
 
 
-# One round: what is sent, learned, stored and logged
+# One round: messages, losses, stored state and log
 
 
 class Helpers(NamedTuple):
-    """Message to all clients beside the model."""
+    """Message to all clients besides the model."""
 
-    sets: PrototypeSets  # [H, K, d]; all absent where they are not needed
-    active: Bool[Array, ""]  # unlabelled examples are learned from in this round
+    sets: PrototypeSets  # [H, K, d]; all absent if they are not needed
+    active: Bool[Array, ""]  # unlabelled examples are used in this round
 
 
 class State(NamedTuple):
-    """State that the server keeps beside the model."""
+    """State that the server keeps besides the model."""
 
     bank: PrototypeBank
-    helpers: PrototypeSets  # as last chosen, [H, K, d]
+    helpers: PrototypeSets  # helpers of the last choice, [H, K, d]
 
 
 def _term(setup: Setup, settings: ProtoFSSL) -> Term:
-    """Return ProtoFSSL's term: one loss, prototypes up, helpers' prototypes down."""
+    """Return ProtoFSSL's term: one loss, with prototypes up and helpers' prototypes down."""
     streams = (SUPPORT, QUERY, UNLABELLED) if settings.pseudo_labelled else (SUPPORT, QUERY)
     views = {stream: augmented_view(setup, stream) for stream in streams}
 
@@ -322,8 +314,8 @@ def _term(setup: Setup, settings: ProtoFSSL) -> Term:
 
 
 def _as_shared(settings: ProtoFSSL) -> UploadTransform:
-    """Add noise to the prototypes that a client uploads; an upload whose prototypes are not finite
-    is lost.
+    """Add noise to the prototypes that a client uploads; an upload with prototypes that are not
+    finite is lost.
     """
 
     def at_client(
@@ -412,14 +404,14 @@ def _loss(
         total = total + settings.unlabelled_weight * unlabelled_loss(
             features[UNLABELLED], mask, centers, present, helpers.sets, settings
         )
-    # A client whose support is not finite is dropped even where it has nothing to compare with it.
+    # A client whose support is not finite is dropped, even if it has nothing to compare with it.
     return total + 0.0 * jnp.sum(centers)
 
 
 def _rows_used(
     setup: Setup, settings: ProtoFSSL, trained: ClientResult
 ) -> tuple[Int[Array, ""], Int[Array, ""]]:
-    """Count the examples that a client went through: (forward and backward, forward only, for the
+    """Count the examples that a client used: (forward and backward, forward only, for the
     prototypes it shares).
     """
     client = trained.client
@@ -458,7 +450,9 @@ def _diagnose(
 
 
 def _traffic(setup: Setup, settings: ProtoFSSL, outcome: RoundResult) -> Traffic:
-    """Count the bytes: helpers' prototypes to every client, every client's own back."""
+    """Count the bytes: the helpers' prototypes to every client, and every client's own prototypes
+    back.
+    """
     context = outcome.context
     sets = outcome.sent.shared.sets
     down = jnp.sum(sets.present) * jnp.sum(context.valid)
@@ -514,14 +508,14 @@ def analytic_cost(
     figures of Table 2.
 
     Args:
-        labelled: examples |D^L|.
-        unlabelled: examples |D^U|.
-        operations: F, of one example.
+        labelled: labelled examples |D^L|.
+        unlabelled: unlabelled examples |D^U|.
+        operations: F, operations of one example.
         model_bytes: Theta.
         num_helpers: H.
         num_classes: K.
         num_features: D.
-        passes: E, over all examples.
+        passes: E, passes over all examples.
     """
     forwards = (labelled + unlabelled) * passes + labelled
     distances = num_features * num_helpers * num_classes * unlabelled * passes
@@ -536,11 +530,10 @@ def _costs(
     trained: Int[Array, " p"],
     others: Int[Array, " p"],
 ) -> Metrics:
-    """Return the mean costs of a round's clients; nothing where the network's operations are not
-    known.
+    """Return the mean costs of a round's clients; empty if the network's operations are unknown.
 
-    `trained` examples went forward and backward, a backward pass counted as two forward ones,
-    `others` forward only.
+    `trained` examples went forward and backward, `others` forward only; a backward pass counts as
+    two forward ones.
     """
     if setup.model.forward_operations is None:
         return {}
@@ -580,15 +573,15 @@ def query_loss(
     present: Bool[Array, " K"],
     settings: ProtoFSSL,
 ) -> Float[Array, ""]:
-    """Return L_s = -1/|Q| sum_x log p_y(x), |Q| = queries whose class has a prototype; 0 without
-    any.
+    """Return L_s = -1/|Q| sum_x log p_y(x), over queries whose class has a prototype; 0 if there
+    are none.
 
     Args:
-        embeddings: one for each of the labelled queries.
+        embeddings: embeddings of the labelled queries.
         targets: their classes, -1 = padding.
         centers: local prototypes.
-        present: classes that have one.
-        settings: name the distance.
+        present: mask of classes with a local prototype.
+        settings: settings, for the distance.
     """
     log_probs = objectives.prototype_log_probs(
         embeddings, centers, present, distance=settings.distance
@@ -620,17 +613,17 @@ def unlabelled_loss(
     settings: ProtoFSSL,
 ) -> Float[Array, ""]:
     """Return L_u: local predictions against the helpers' pseudo-labels, averaged over the rows in
-    the mask; 0 without any.
+    the mask; 0 if there are none.
 
-    A class without a local prototype has probability 0 and keeps its part in the cross-entropy,
-    clipped: otherwise the loss could be lowered by moving pseudo-labels onto absent classes.
+    A class without a local prototype has probability 0. It stays in the cross-entropy, clipped,
+    because otherwise the loss would fall by moving pseudo-labels onto absent classes.
 
     Args:
-        embeddings: one for each of the unlabelled queries.
+        embeddings: embeddings of the unlabelled queries.
         mask: False on padding, and everywhere while unlabelled examples are not learned from.
         centers: local prototypes.
-        present: classes that have one.
-        helpers: constants.
+        present: mask of classes with a local prototype.
+        helpers: prototypes of the helpers, as constants.
         settings: distance, sharpening, and whether gradients flow through pseudo-labels.
     """
     targets = pseudo_labels(embeddings, helpers, settings)
@@ -645,9 +638,7 @@ def unlabelled_loss(
 def mean_log_probs(
     embeddings: Float[Array, "n d"], sets: PrototypeSets, distance: str
 ) -> Float[Array, "n K"]:
-    """Return the log of the probabilities averaged over prototype sets; uniform where there is
-    none.
-    """
+    """Return the log of the probabilities averaged over prototype sets; uniform without any set."""
     probs = objectives.helper_pseudo_labels(
         embeddings, sets.centers, sets.present, 1.0, 1.0, distance=distance
     )
@@ -658,8 +649,8 @@ def mean_log_probs(
 def labelled_prototypes(
     setup: Setup, params: PyTree, model_state: PyTree, client: Client, inputs: Array
 ) -> Float[Array, "K d"]:
-    """Return the mean embedding of all of a client's labelled examples by class, in evaluation
-    mode, without augmentation.
+    """Return the mean embedding of a client's labelled examples by class, in evaluation mode,
+    without augmentation.
     """
 
     def embed(raw: Array) -> Float[Array, "b d"]:
@@ -670,8 +661,8 @@ def labelled_prototypes(
     return objectives.class_prototypes(embeddings, client.observed[:bound], setup.num_classes)[0]
 
 
-# Episodes: local steps on a few examples of every class, as prototypical networks train (Snell,
-# Swersky, Zemel, NeurIPS 2017), with unlabelled queries (algorithm 1)
+# Episodes: local steps on a few examples of every class, as in training of prototypical networks
+# (Snell, Swersky, Zemel, NeurIPS 2017), with unlabelled queries (algorithm 1)
 
 
 def episodes(
@@ -679,21 +670,20 @@ def episodes(
     settings: ProtoFSSL,
     learns_unlabelled: Callable[[Now], Bool[Array, ""]],
 ) -> Sampler:
-    """Return a sampler of episodes: every step draws `num_support` and `num_query` examples of each
-    class anew, and unlabelled ones.
+    """Return a sampler of episodes: every step draws `num_support` and `num_query` new examples of
+    each class, and unlabelled ones.
 
     Streams "support" [K * num_support] and "query" [K * num_query], class after class, and
-    "unlabelled" [num_unlabelled], without repetition within a step. Of a class with n labels, fewer
-    than asked for, min(num_support, n - 1) are support and the rest query; a single one is support.
-    With fewer unlabelled examples than asked for, all are drawn.
+    "unlabelled" [num_unlabelled], without repetition within a step. If a class has only n labels,
+    fewer than needed, min(num_support, n - 1) are support and the rest queries; a single one is
+    support. If there are too few unlabelled examples, all are drawn.
 
     Args:
-        setup: the run. A client that has something to learn from takes `local_epochs` steps, others
+        setup: the run. A client with something to learn from takes `local_epochs` steps, others
             none.
-        settings: the method's own. There is no stream "unlabelled" where nothing is learned from
-            it.
-        learns_unlabelled: round -> whether unlabelled queries are drawn in it. It may read what
-            terms sent.
+        settings: the method's own. The stream "unlabelled" is left out if it is not used.
+        learns_unlabelled: round -> whether it draws unlabelled queries. It may read messages of
+            terms.
     """
     num_steps = setup.local_epochs
 
@@ -725,14 +715,13 @@ def episodes(
 
 
 def check_episodes(settings: ProtoFSSL, data: FederatedData) -> list[str]:
-    """Compare the labels that clients have with those that an episode asks for; on the host,
-    before training.
+    """Compare the labels of clients with those that an episode needs; on the host, before training.
 
     Returns:
-        What somebody should know, a sentence each.
+        Notes, a sentence each.
 
     Raises:
-        ValueError: no episode of any client has a query.
+        ValueError: no client has a query in any episode.
     """
     index = np.asarray(data.index)
     known = np.asarray(data.num_labelled)
@@ -765,7 +754,7 @@ def check_episodes(settings: ProtoFSSL, data: FederatedData) -> list[str]:
 
 
 def _absent(settings: ProtoFSSL) -> str:
-    """Say what becomes of a class without labels at a client."""
+    """Return a note about a client without labels of some class."""
     if not settings.pseudo_labelled:
         return "probability 0 there"
     if settings.absent_classes == "stop":
@@ -779,7 +768,7 @@ def _absent(settings: ProtoFSSL) -> str:
 def support_and_query(
     counts: Int[Array, "*n"], settings: ProtoFSSL
 ) -> tuple[Int[Array, "*n"], Int[Array, "*n"]]:
-    """Return the numbers of support and query examples of a class in a step, given its number of
+    """Return the numbers of support and query examples of a class in a step, from its number of
     labels; see `episodes`.
     """
     support = jnp.where(counts > 1, jnp.minimum(settings.num_support, counts - 1), counts)
@@ -792,9 +781,9 @@ def _by_class(
     num_classes: int,
     settings: ProtoFSSL,
 ) -> tuple[dict[str, Int[Array, " b"]], dict[str, Bool[Array, " b"]]]:
-    """Draws support and queries of every class from examples of these classes, -1 = none."""
+    """Draw support and queries of every class from examples of these classes, -1 = none."""
     group = jnp.where(classes >= 0, classes, num_classes)
-    # class after class
+    # Class after class.
     order = jnp.lexsort((jax.random.bits(key, group.shape), group)).astype(jnp.int32)
     counts = jnp.sum(
         group[None] == jnp.arange(num_classes, dtype=group.dtype)[:, None], axis=1, dtype=jnp.int32

@@ -1,10 +1,10 @@
-"""SemiFL: clients without any label and a server with a few, training in turns.
+"""SemiFL: clients without labels and a server with a few, training alternately.
 
 A round, with f_W the network that a client receives, a the weak and A the strong augmentation:
 
-1. Every client of the cohort labels its examples: p = softmax f_W(a(x)), y = argmax p. Those with
-   max p >= tau are its set "fix"; a client for which it is empty sits the round out.
-2. Local epochs over "fix". With every batch comes one of the same size, "mix", drawn with
+1. Every client of the cohort labels its examples: p = softmax f_W(a(x)), y = argmax p. Examples
+   with max p >= tau are its set "fix"; a client with an empty set skips the round.
+2. Local epochs over "fix". Every batch has a partner of the same size, "mix", drawn with
    replacement from all examples of the client, and one share s ~ Beta(alpha, alpha). With x_s = s
    a(x_fix) + (1 - s) a(x_mix), the loss is
 
@@ -43,15 +43,11 @@ RECOMMENDED = {"semifl": {"server": AT_SERVER}, "single": {"server": AT_SERVER}}
 class SemiFL(ServerTurn):
     """Settings of SemiFL.
 
-    Attributes:
-        threshold: tau.
-        mixup_alpha: alpha of the Beta distribution, > 0.
-        mix_weight: weight of the loss on mixtures; 0 leaves it out.
-        server_batch_size: labelled examples per step at the server; the paper has 250 with more
-            than 1000 labels.
-        separate_passes: A(x_fix) and x_s go through the network one by one, as in the paper, so
-            that batch norm layers see the statistics of each alone; False: together, which is
-            faster.
+    Attributes: threshold: tau. mixup_alpha: alpha of the Beta distribution, > 0. mix_weight: weight
+    of the loss on mixtures; 0 leaves it out. server_batch_size: labelled examples per step at the
+    server; the paper has 250 with more than 1000 labels. separate_passes: A(x_fix) and x_s go
+    through the network separately, as in the paper, so that batch norm sees the statistics of each
+    alone; False: together, which is faster.
     """
 
     threshold: Share = 0.95
@@ -74,7 +70,7 @@ def semifl(setup: Setup, settings: SemiFL) -> Recipe:
     Raises:
         ValueError: for a setting outside these.
     """
-    # step 1, once per round; it has no loss
+    # Step 1, once per round, without a loss.
     labels = confident_term(setup, above(settings.threshold))
     losses = confident_losses(setup, 1.0, settings.mix_weight, settings.mixup_alpha)
     sampler = confident_epochs(setup.batch_size, setup.local_epochs)

@@ -4,18 +4,18 @@ Rounds of federated averaging on labels alone come first (stage 1), then rounds 
 (algorithm 2):
 
 1. The cohort's clients embed all their examples with the global network and send codes of
-   `num_bits` bits, the signs of random projections. Of two examples whose codes differ in h bits,
-   the cosine is about cos(pi h / num_bits).
+   `num_bits` bits, the signs of random projections. If two codes differ in h bits, the cosine of
+   the two examples is about cos(pi h / num_bits).
 2. One graph over all clients' examples joins each to its `num_neighbors` nearest. With A their
    cosines, to the power `similarity_power`, W = A + A^T and its row sums D, S = D^-1/2 W D^-1/2
    carries the labels Y [N, K]: the scores are Z = (I - alpha S)^-1 Y (algorithm 1).
 3. An unlabelled example gets the class with the largest score and the weight 1 - H(z / sum z) / log
    K, which is by default divided by the largest one (`confidence_scale`); a labelled one keeps its
    label with weight 1. kappa, the inverse frequency of the class, balances classes (section 2).
-4. Clients minimize 1/|B| sum_i weight_i kappa_(y_i) CE(f(x_i), y_i) over batches of as many
-   labelled as unlabelled examples; the mean of their changes is a step of the federated optimizer.
+4. Clients minimize 1/|B| sum_i weight_i kappa_(y_i) CE(f(x_i), y_i) over batches with equally many
+   labelled and unlabelled examples; the mean of their changes is a step of the federated optimizer.
 
-`per_client_lp`, its baseline, propagates each client's own labels over a graph of that client alone
+`per_client_lp`, its baseline, propagates each client's own labels over a graph of its own examples
 (section 5).
 
 References:
@@ -52,7 +52,7 @@ from fedjax_ssl.methods.parts.terms import PseudoLabels, examples_mask, pseudo_l
 from fedjax_ssl.methods.parts.two_stages import after_labelled_stage, mixed_stage
 from fedjax_ssl.registry import secure_protocols
 
-# Fewer neighbours than the code's 10: the digits are 1,400 points, not 2,250.
+# Fewer neighbours than the code's 10, because the digits are 1,400 points and not 2,250.
 _GRAPH = {"method.warmup_rounds": 40, "method.num_neighbors": 5}
 RECOMMENDED = {
     "xclp": {"per_client": {**AT_CLIENTS, **_GRAPH}, "mixed": {**MIXED, **_GRAPH}},
@@ -66,16 +66,13 @@ class XCLP(GraphPseudoLabels):
     """Settings of XCLP. Defaults are those of the authors' code; the paper's text has power 1, no
     norm, scale, weights.
 
-    Attributes:
-        warmup_rounds: rounds of stage 1 (labelled examples only); 0 starts from scratch.
-        graph_augment: weakly augment the examples before they are embedded.
-        fixed_projections: the same hash in every round of a run instead of a fresh one.
-        similarity: "lsh": codes; "exact": cosines of the features, for comparison: clients would
-            have to show these.
-        protocol: "ideal", "accounted" or "real": clients and server find distances and scores
-            together, between the compiled parts of a round, see `fedjax_ssl.secure`. "none": the
-            kernels, which round nothing.
-        hamming: protocol of the distances, "transfer" or "paillier".
+    Attributes: warmup_rounds: rounds of stage 1 (labelled examples only); 0 starts from scratch.
+    graph_augment: weakly augment examples before embedding. fixed_projections: use the same hash in
+    every round of a run, in place of a new one. similarity: "lsh": codes; "exact": cosines of the
+    features, for comparison only, because clients would have to reveal their features. protocol:
+    "ideal", "accounted" or "real": clients and server compute distances and scores together,
+    between the compiled parts of a round, see `fedjax_ssl.secure`. "none": compute them directly,
+    without rounding. hamming: protocol of the distances, "transfer" or "paillier".
     """
 
     warmup_rounds: CountOrZero = 0
@@ -152,15 +149,13 @@ def xclp(setup: Setup, settings: XCLP) -> Recipe:
 @checked
 @dataclasses.dataclass(frozen=True)
 class PerClientLP(GraphPseudoLabels):
-    """Settings of label propagation at every client alone; norms, scales and weights are over its
-    own examples.
+    """Settings of label propagation at every client alone; norms, scales and weights are over the
+    client's own examples.
 
-    Attributes:
-        warmup_rounds: rounds of labels-only training before.
-        similarity: "exact" cosine, or "lsh" codes of `num_bits` bits.
-        graph_augment: weakly augment the examples before they are embedded.
-        unlabelled_clients: let clients without labels take part; they get no pseudo-labels and
-            train on nothing.
+    Attributes: warmup_rounds: rounds of labels-only training at the start. similarity: "exact"
+    cosine, or "lsh" codes of `num_bits` bits. graph_augment: weakly augment examples before
+    embedding. unlabelled_clients: let clients without labels take part; they get no pseudo-labels
+    and train on nothing.
     """
 
     warmup_rounds: CountOrZero = 0

@@ -1,7 +1,7 @@
 """Wrappers: functions that take the recipe of any method and return another one.
 
-`config.personalize` names one with its options, `config.around` several as they are, and
-"module:function" is one of your own. `fs.register("around", name, wrapper)` adds one.
+`config.personalize` names one wrapper with its options, `config.around` several without options,
+and "module:function" is one of your own. `fs.register("around", name, wrapper)` adds one.
 """
 
 from collections.abc import Sequence
@@ -29,29 +29,29 @@ WRAPPERS: "Registry[Recipe]" = Registry(
 
 def as_it_is(recipe: Any) -> Any:
     """Change nothing."""
-    # registries read annotations, so that a type imported for checkers alone cannot be one
+    # Not imported for type checkers alone: registries read annotations.
     return recipe
 
 
 def personalized(recipe: "Recipe", name: str = "none", **options: Any) -> "Recipe":
-    """Put a wrapper with its options around a recipe.
+    """Apply a wrapper with its options to a recipe.
 
     Args:
-        recipe: of any method.
-        name: of `WRAPPERS`, or "module:function".
-        **options: its own, and `facts`, sizes of the run, for one that has such a parameter.
+        recipe: recipe of any method.
+        name: name of `WRAPPERS`, or "module:function".
+        **options: the wrapper's options, and `facts`, sizes of the run, if it has such a parameter.
 
     Raises:
-        ConfigError: nobody knows the name, the method is one that it is not for, or the wrapper
-            raised an error or returned no recipe.
+        ConfigError: the name is unknown, the wrapper does not fit the method, or it raised an error
+            or returned no recipe.
     """
     with naming("personalize"):
         return _around(recipe, name, **options)
 
 
 def partly_trained(recipe: "Recipe", train: str) -> "Recipe":
-    """Train the part of the network that `config.model.train` names; raises ConfigError if it
-    cannot.
+    """Train the part of the network that `config.model.train` names; raise ConfigError if that is
+    impossible.
     """
     from fedjax_ssl.methods.around.trained_part import with_trained_part
 
@@ -60,12 +60,12 @@ def partly_trained(recipe: "Recipe", train: str) -> "Recipe":
 
 
 def wrapped(recipe: "Recipe", names: Sequence[str], facts: "Facts | None" = None) -> "Recipe":
-    """Put wrappers around a recipe, the first one inside.
+    """Apply wrappers to a recipe, the first one innermost.
 
     Args:
-        recipe: of any method.
-        names: of wrappers.
-        facts: sizes of the run, for those that have a parameter of this name.
+        recipe: recipe of any method.
+        names: names of wrappers.
+        facts: sizes of the run, for wrappers with a parameter of this name.
 
     Raises:
         ConfigError: as `personalized`.
@@ -79,7 +79,7 @@ def wrapped(recipe: "Recipe", names: Sequence[str], facts: "Facts | None" = None
 def _around(recipe: "Recipe", name: str, **options: Any) -> "Recipe":
     try:
         return WRAPPERS.build(name, recipe, **options)
-    except ValueError:  # its message says what to do
+    except ValueError:  # its message already says what to do
         raise
     except Exception as error:
         what = blame(error) or f"{type(error).__name__}: {said(error)}"

@@ -1,4 +1,4 @@
-"""Clients that do not get through their local steps in time.
+"""Slow clients, which do not finish their local steps in time.
 
 References:
     Li et al., Federated optimization in heterogeneous networks (FedProx), MLSys 2020, section 5.2.
@@ -16,10 +16,10 @@ from fedjax_ssl.methods.parts.setting_types import Share
 
 @checked
 def slow_clients(recipe: Recipe, *, slow: Share = 0.5, least_work: Share = 0.5) -> Recipe:
-    """Clients drawn anew in every round take only the first of their local steps.
+    """Slow clients, drawn anew in every round, take only the first of their local steps.
 
     Args:
-        recipe: of any method; the server's own training is as fast as ever.
+        recipe: recipe of any method; the server's own training does not change.
         slow: probability that a client is slow.
         least_work: share of its steps that a slow client takes at least; the share is drawn
             between this and 1, and a client that has steps takes one of them.

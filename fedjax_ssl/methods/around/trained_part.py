@@ -1,4 +1,4 @@
-"""Training a part of a network: the rest is a group of parameters that nobody moves or sends."""
+"""Training of one part of a network; the rest is a parameter group that is never moved or sent."""
 
 import re
 from collections.abc import Mapping
@@ -12,18 +12,18 @@ from fedjax_ssl.federated import Recipe
 from fedjax_ssl.federated.contract import Params, merged
 
 ALL = "all"
-REST = "not trained"  # the parameter group of what is not trained
+REST = "not trained"  # parameter group of the untrained rest
 _HEAD = ("head", "aux_head")
 Place = tuple[str, ...]
 
 
 def with_trained_part(recipe: Recipe, train: str) -> Recipe:
-    """Return the same method, which trains a part of its network.
+    """Return the method with training of one part of its network.
 
-    The rest stays as it starts. Batch statistics follow the batches as ever.
+    The rest keeps its initial values. Batch statistics still follow the batches.
 
     Args:
-        recipe: of a method whose parameter groups are parts of its network.
+        recipe: recipe of a method whose parameter groups are parts of its network.
         train: "all", "head" (the layers `head` and `aux_head`), or names of layers or parameters
             with commas between, in which * stands for anything: "block11,norm,head".
 
@@ -70,7 +70,7 @@ def _only(tree: PyTree, places: set[Place]) -> PyTree:
 
 
 def _chosen(train: str, network: Mapping[Place, PyTree]) -> set[Place]:
-    """Find the parameters that are named, or whose layers are."""
+    """Find the parameters that are named, or that belong to named layers."""
     names = _HEAD if train == "head" else tuple(filter(None, re.split(r"\s*,\s*", train.strip())))
     found = {
         name: {place for place in network if _matches(".".join(place), name)} for name in names

@@ -1,4 +1,4 @@
-"""Training in turns at clients and server: `single`, SemiFL, FedMT, fedtrans, (FL)^2."""
+"""Alternating training of clients and server: `single`, SemiFL, FedMT, fedtrans, (FL)^2."""
 
 from dataclasses import dataclass
 
@@ -19,7 +19,7 @@ from fedjax_ssl.methods.parts.terms import supervised_term
 @checked
 @dataclass(frozen=True)
 class ServerTurn:
-    """Settings of methods whose server trains in turn with the clients.
+    """Settings of methods whose server trains alternately with the clients.
 
     Attributes:
         server_batch_size: labelled examples per step at the server.
@@ -42,17 +42,17 @@ def alternating(
     keep_optimizer: bool = False,
     norm_batch_sizes: tuple[int | None, int] = (None, 250),
 ) -> Recipe:
-    """Return the rounds in which the server trains after the clients, where it has examples.
+    """Return the stages in which clients train, and then the server, if it has examples.
 
     Args:
         setup: the run.
-        clients: what they do.
-        settings: of the server.
-        needs: what the method learns from.
+        clients: the clients' training.
+        settings: settings of the server.
+        needs: kinds of labels that the method needs.
         warm_up_rounds: rounds at the start in which the server trains alone.
-        keep_optimizer: the state of the server's optimizer lives on from round to round.
-        norm_batch_sizes: sizes of the pass for batch norm layers: of the server's examples, None if
-            they are in front of the clients' in one sequence, and of the clients'.
+        keep_optimizer: keep the state of the server's optimizer between rounds.
+        norm_batch_sizes: batch sizes of the pass for batch norm layers: for the server's examples
+            (None: they come before the clients' in one sequence), and for the clients'.
     """
     stage = clients._replace(keep_server_optimizer=keep_optimizer)
     stages: tuple[Stage, ...] = (stage,)
@@ -69,6 +69,6 @@ def alternating(
 
 
 def server_training(setup: Setup, settings: ServerTurn) -> Training:
-    """Return epochs of supervised training on the server's labelled examples, weakly augmented."""
+    """Return supervised training on the server's labelled examples, weakly augmented."""
     epochs = labelled_epochs(settings.server_batch_size, settings.server_epochs, setup.max_server)
     return Training((supervised_term(setup),), epochs)

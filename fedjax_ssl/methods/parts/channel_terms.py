@@ -1,9 +1,9 @@
-"""Terms for labels that are seen through a channel: class labels, coarse labels and unlabelled sets
-in one loss.
+"""Terms for labels seen through a channel: class labels, coarse labels and unlabelled sets in one
+loss.
 
-What a client observes of an example is its class seen through the client's own matrix: the identity
-for labels, a correspondence for coarse labels (FedMT), class shares of sets for memberships
-(FedUL). Clients of all kinds train in the same step, because only the matrix differs.
+A client observes the class of an example through its own matrix: the identity for labels, a
+correspondence for coarse labels (FedMT), class shares of sets for memberships (FedUL). Clients of
+all kinds train in the same step, because only the matrix differs.
 """
 
 from collections.abc import Callable
@@ -45,9 +45,8 @@ def channel_of(weak: WeakLabels, use_test_prior: bool = True) -> Channel:
     """Return the channel of one client's weak labels; vmap it over clients.
 
     Args:
-        weak: weak of one client.
-        use_test_prior: False leaves the division by the test prior out, as the released code of
-            FedUL does.
+        weak: weak labels of one client.
+        use_test_prior: False: do not divide by the test prior, as in FedUL's released code.
     """
     prior = weak.prior if use_test_prior else jnp.ones_like(weak.prior)
     sets = objectives.set_channel(weak.matrix, weak.share, prior)
@@ -56,7 +55,7 @@ def channel_of(weak: WeakLabels, use_test_prior: bool = True) -> Channel:
 
 
 def own_channel(use_test_prior: bool = True) -> Callable[[Step], Channel | None]:
-    """Return the channel that the federation says a client has."""
+    """Return the channel of a client, as the federation states it."""
 
     def channel(step: Step) -> Channel | None:
         return None if step.client.weak is None else channel_of(step.client.weak, use_test_prior)
@@ -77,10 +76,10 @@ def channel_losses(
     Args:
         logits: class scores.
         batch: the rows.
-        channel: channel of the client; None where nobody has weak labels.
-        surrogate_loss: "nll", or "ce_on_probs" as in the released code of FedUL, which is no proper
-            loss.
-        loss: of the class labels, such as `Setup.loss`.
+        channel: channel of the client; None if no client has weak labels.
+        surrogate_loss: "nll", or "ce_on_probs" as in the released code of FedUL, which is not a
+            proper loss.
+        loss: loss of the class labels, such as `Setup.loss`.
     """
     losses = loss(logits, batch.observed)
     if channel is None or batch.weak is None:
@@ -102,8 +101,9 @@ def channel_term(
 
     Args:
         setup: the run.
-        stream: whose rows; rows without any label count in the batch's size and have no loss.
-        channel: what the client observes of the class; by default what the federation says.
+        stream: stream with the rows; a row without any label counts in the batch size and has no
+            loss.
+        channel: matrix through which the client observes classes; by default the federation's.
         surrogate_loss: see `channel_losses`.
         view: view of the rows, by default weakly augmented.
         kinds: kinds of labels that count, see `FederatedData.kinds`.
@@ -145,28 +145,29 @@ def channel_term(
 def learns(clients: Client) -> Bool[Array, " p"]:
     """Return the mask of the clients whose observations say something about the class.
 
-    One set alone, or sets with equal shares, make a loss that is constant: such a client would only
-    add noise (FedUL section 13), so it takes no part. The same holds for a single coarse label.
+    With one set alone, or with sets of equal shares, the loss is constant. Such a client would only
+    add noise (FedUL section 13), so it does not train. The same holds for a single coarse label.
     """
     has_labels = clients.num_labelled > 0
     weak = clients.weak
     if weak is None:
         return has_labels
-    # Constant where, seen from every class, the observations are equally likely up to a factor: a
-    # matrix of rank 1.
+    # The loss is constant if all classes give the same observations, up to a factor: a matrix of
+    # rank 1.
     present = (weak.share > 0)[:, :, None] & (weak.matrix > 0)
     rows = jnp.where(present, weak.matrix, 0.0)
     rows = rows / jnp.maximum(rows.sum(axis=2, keepdims=True), 1e-12)
     real = jnp.any(present, axis=2)
     first = jnp.take_along_axis(rows, jnp.argmax(real, axis=1)[:, None, None], axis=1)
     different = real & jnp.any(jnp.abs(rows - first) > 1e-6, axis=2)
-    unknown = ~weak.from_sets & ~jnp.any(real, axis=1)  # a correspondence still to be estimated
+    # the correspondence is still to be estimated
+    unknown = ~weak.from_sets & ~jnp.any(real, axis=1)
     return has_labels | ((weak.num_examples > 0) & (jnp.any(different, axis=1) | unknown))
 
 
 def check_one_space(federation: FederatedData) -> list[str]:
-    """Refuse coarse labels of spaces that differ, where one head or one count is for all
-    clients; a `Method.check`.
+    """Raise ValueError for clients with different spaces of coarse labels, if one head or count is
+    for all clients; a `Method.check`.
     """
     weak = federation.weak
     matrices = np.zeros(0) if weak is None else np.asarray(weak.matrix)[np.asarray(weak.has_coarse)]
@@ -180,8 +181,8 @@ def check_one_space(federation: FederatedData) -> list[str]:
 
 
 def with_l1(terms: tuple[Term, ...], weight: float | Array) -> tuple[Term, ...]:
-    """Return the terms and weight * sum of |w| over all parameters (FedUL, section 3); nothing is
-    added for a weight of 0.
+    """Return the terms plus one for weight * sum of |w| over all parameters (FedUL, section 3);
+    nothing is added for a weight of 0.
 
     Raises:
         ValueError: if the weight is negative.
@@ -200,7 +201,7 @@ def with_l1(terms: tuple[Term, ...], weight: float | Array) -> tuple[Term, ...]:
 def known_stage(
     setup: Setup, terms: tuple[Term, ...], l1: float | Array = 0.0, drop_last: bool = False
 ) -> Stage:
-    """Make the rounds of epochs over the examples with a class label or a weak label, by clients
+    """Return the stage of epochs over examples with a class label or a weak label, by the clients
     that have some.
 
     Raises:
@@ -218,13 +219,13 @@ def check_channels(data: FederatedData) -> list[str]:
     """Check a federation's weak labels on the host, before training.
 
     Returns:
-        What somebody should know, a sentence each: which clients' sets or coarse labels leave
-        classes undetermined, and whether the federation as a whole does (FedUL, section 2:
-        identifiability). Nothing is said about a correspondence that is still to be estimated.
+        Notes, a sentence each: clients whose sets or coarse labels leave classes undetermined, and
+        whether the federation as a whole does (FedUL, section 2: identifiability). A correspondence
+        that is still to be estimated gets no note.
 
     Raises:
-        ValueError: class shares, a correspondence, observations or a test prior that cannot be, or
-            observations that tell nothing about the class at any client.
+        ValueError: class shares, a correspondence, observations or a test prior are impossible, or
+            no client's observations say anything about the class.
     """
     weak = data.weak
     if weak is None:
@@ -245,7 +246,7 @@ def check_channels(data: FederatedData) -> list[str]:
             f"every client with sets has at least {count[with_sets].min()} of them, but at most "
             f"{known_count[with_sets].max()} examples to put into them; ask for fewer sets"
         )
-    # the correspondence is not known yet, so says nothing
+    # The correspondence is still unknown.
     estimated = known & ~from_sets & ~matrix.any(axis=(1, 2))
     for client in np.flatnonzero(known):
         mine = matrix[client, : count[client]]
@@ -254,7 +255,7 @@ def check_channels(data: FederatedData) -> list[str]:
             objectives.check_set_priors(mine, share[client, : count[client]], client=int(client))
         elif not estimated[client]:
             objectives.check_correspondence(mine, seen, client=int(client))
-    # A class that is never wanted is no trouble where nobody has sets.
+    # If no client has sets, a class with test prior 0 does no harm.
     prior = np.where(np.asarray(weak.prior) > 0, np.asarray(weak.prior, np.float64), 1.0)
     as_sets = share[:, :, None] * matrix / prior
     weights = np.where(from_sets[:, None, None], as_sets, matrix)
@@ -269,8 +270,7 @@ def check_channels(data: FederatedData) -> list[str]:
         for c in range(data.num_clients)
     ]
     matrices += [sees_classes] * bool(int(data.num_server))
-    # Coarse labels tell fewer classes apart than there are by their nature: that is worth no
-    # sentence.
+    # Coarse labels always leave classes undetermined: no note for them.
     notes = objectives.channel_warnings(matrices, quiet=np.flatnonzero(known & ~from_sets).tolist())
     if estimated.any():
         return notes

@@ -1,4 +1,4 @@
-"""Terms side by side in one local step, on one sampler of batches."""
+"""Several terms in one local step, on one sampler of batches."""
 
 from collections.abc import Callable, Sequence
 from itertools import pairwise
@@ -19,33 +19,34 @@ class Part(NamedTuple):
 
     term: Term
     labels: tuple[str, ...] = ()
-    # ^ kinds of labels of which it needs one, see `FederatedData.kinds`
+    # ^ kinds of labels, of which the term needs at least one, see `FederatedData.kinds`
     counts_labels: bool = False
-    # ^ it is the loss of these labels, which count once in a composition
-    init: Callable[[ServerState, FederatedData], ServerState] | None = None  # as in `Recipe`
-    sends: tuple[str, ...] = ()  # as in `Recipe`
-    name: str = ""  # for messages and metrics
+    # ^ it is a loss on these labels, and so only one term of a composition may have them
+    init: Callable[[ServerState, FederatedData], ServerState] | None = None
+    # ^ the same as in `Recipe`
+    sends: tuple[str, ...] = ()  # the same as in `Recipe`
+    name: str = ""  # name in messages and metrics
     after: int = 0  # rounds of the run before it joins the others
-    rise: int = 0  # rounds in which its weight then rises to the whole
+    rise: int = 0  # rounds in which its weight then rises to its full value
 
 
 def composition(setup: Setup, parts: Sequence[Part], unlabelled_ratio: int = 1) -> Recipe:
     """Return the method that minimizes the sum of the parts' weighted losses.
 
-    A round has the parts that have begun; where others begin, another stage does. With a part that
-    reads unlabelled examples, a local step has `setup.batch_size` labelled examples and
-    `unlabelled_ratio` times as many unlabelled ones; otherwise there are epochs over the labelled
-    ones. If a part learns from weak labels, weakly labelled examples are in both streams.
+    A round has the parts that have begun; a new stage begins whenever other parts do. With a part
+    that reads unlabelled examples, a local step has `setup.batch_size` labelled examples and
+    `unlabelled_ratio` times as many unlabelled ones; otherwise it trains in epochs over the
+    labelled ones. If a part learns from weak labels, weakly labelled examples are in both streams.
 
     Args:
         setup: the run.
-        parts: the terms; metrics of the first that logs any have plain names, those of the others
-            begin with the part's name.
+        parts: the terms. The first one that logs metrics has them under plain names; names of later
+            ones begin with the part's name.
         unlabelled_ratio: unlabelled examples per labelled one in a step.
 
     Raises:
-        ValueError: two parts are losses of the same labels, nobody learns from labels, a part reads
-            other batches, or none is there from the start.
+        ValueError: two parts are losses on the same labels, no part learns from labels, a part
+            needs other batches, or no part begins at the start.
     """
     _check(parts)
     weak = any({"coarse", "sets"} & {*part.labels} for part in parts if part.counts_labels)
@@ -85,7 +86,7 @@ def composition(setup: Setup, parts: Sequence[Part], unlabelled_ratio: int = 1) 
 
 
 def _check(parts: Sequence[Part]) -> None:
-    """Raise ValueError where terms do not make a method together."""
+    """Raise ValueError if the terms do not fit together."""
     if first := min(part.after for part in parts):
         raise ValueError(f"all parts join after {first} rounds or later; let one have after=0")
     counted: dict[str, str] = {}
@@ -113,7 +114,7 @@ def _check(parts: Sequence[Part]) -> None:
 
 
 def _stage(setup: Setup, terms: tuple[Term, ...], weak: bool, unlabelled_ratio: int) -> Stage:
-    """Return the rounds of these terms, with the batches that they read."""
+    """Return the stage of these terms, with the batches that they need."""
     reads_unlabelled = any(view.stream == UNLABELLED for term in terms for view in term.views)
     size = setup.batch_size
     if reads_unlabelled:
@@ -132,8 +133,8 @@ def _stage(setup: Setup, terms: tuple[Term, ...], weak: bool, unlabelled_ratio: 
 
 
 def _rising(part: Part) -> Term:
-    """Return a term whose loss counts more from round to round, and whole from the last of the
-    rounds of its rise on.
+    """Return a term whose weight rises from round to round, to its full value in the last round of
+    the rise.
     """
     term = part.term
     if not part.rise:
@@ -152,7 +153,7 @@ def _rising(part: Part) -> Term:
 
 
 def _with_its_metrics(term: Term, name: str, plain: list[str]) -> Term:
-    """Put the part's name in front of its metrics, but for the one with plain names."""
+    """Put the part's name in front of its metrics, unless they have plain names."""
     if name in plain:
         return term
 

@@ -1,8 +1,8 @@
 """Training on confident pseudo-labels: the shared part of SemiFL, FedMT, (FL)^2 and CBAFed.
 
-Once per round, with the model just received, every client labels all its examples. It trains on
-those of which the model is confident; SemiFL and FedMT do so under strong augmentation, and on
-mixtures of these with any of its examples.
+Once per round, with the model just received, every client labels all its examples. It trains on the
+confident ones; SemiFL and FedMT do so under strong augmentation, and on mixtures of these with any
+of its examples.
 
 References:
     Diao, Ding, Tarokh, SemiFL, NeurIPS 2022, arXiv 2106.01432: section 3 and algorithm 1.
@@ -56,7 +56,8 @@ from fedjax_ssl.objectives import (
     mixup_share,
 )
 
-CONFIDENT = "confident"  # the term that sends; others find its `ConfidentLabels` by this name
+# the term that sends pseudo-labels; other terms find its `ConfidentLabels` by this name
+CONFIDENT = "confident"
 
 
 class ConfidentLabels(NamedTuple):
@@ -69,7 +70,7 @@ class ConfidentLabels(NamedTuple):
 
 
 class Choice(NamedTuple):
-    """Pseudo-labels of a cohort's examples, and which of them are trained on."""
+    """Pseudo-labels of a cohort's examples, and the mask of examples to train on."""
 
     labels: Int[Array, "p n"]
     confident: Bool[Array, "p n"]
@@ -77,18 +78,18 @@ class Choice(NamedTuple):
 
 Choose = Callable[[PyTree, RoundContext, Float[Array, "p n K"]], Choice]
 # ^ (state of the term, round, class probabilities) -> choice. An example with probabilities that
-# are not finite is to count as confident: its client then trains, is dropped, and is counted as
+# are not finite must count as confident: its client then trains, is dropped, and is counted as
 # dropped.
 Extra = Callable[[RoundContext, Float[Array, "p n K"], Bool[Array, "p n"]], PyTree]
-# ^ (round, class probabilities, which examples are confident) -> extra, leading axis p
+# ^ (round, class probabilities, mask of confident examples) -> extra, leading axis p
 
 
 def above(threshold: float | Array, strict: bool = False) -> Choose:
-    """Return the likeliest class, where its probability reaches a threshold.
+    """Return a rule that labels by the likeliest class, if its probability reaches a threshold.
 
     Args:
         threshold: threshold of the largest class probability.
-        strict: confident above the threshold, not at it.
+        strict: confident only above the threshold, not at it.
     """
 
     def choose(
@@ -112,16 +113,16 @@ def confident_term(
     extra: Extra = lambda context, probabilities, confident: (),
     diagnose: Callable[[RoundResult], Metrics] = lambda outcome: {},
 ) -> Term:
-    """Return a term without a loss that labels the cohort's examples before local training, sent to
-    clients with a confident one.
+    """Return a term without a loss that labels the cohort's examples before local training, and
+    sends the labels to clients with a confident one.
 
     An example with a class label keeps it and is confident.
 
     Args:
         setup: the run.
-        choose: says which pseudo-label an example has, and whether it is trained on.
-        extra: what else the probabilities give.
-        diagnose: more for the log than the quality of the pseudo-labels.
+        choose: rule for the pseudo-label of an example, and for training on it.
+        extra: further results from the probabilities.
+        diagnose: further metrics, besides the quality of the pseudo-labels.
     """
 
     def prepare(state: PyTree, context: RoundContext) -> tuple[Broadcast, PyTree]:
@@ -157,20 +158,20 @@ def confident_term(
 def confident_losses(
     setup: Setup, fix_weight: float | Array, mix_weight: float | Array, mixup_alpha: float | Array
 ) -> tuple[Term, ...]:
-    """Return the losses on confident examples; one with weight 0 is left out, and its forward pass
-    with it.
+    """Return the losses on confident examples; a loss with weight 0 is left out together with its
+    forward pass.
     """
     terms = (fix_term(setup, fix_weight), mix_term(setup, mix_weight, mixup_alpha))
     return tuple(term for term in terms if not is_zero(term.weight))
 
 
 def fix_term(setup: Setup, weight: float | Array, view: View | None = None) -> Term:
-    """Return the cross-entropy of confident examples against their pseudo-labels, as a term.
+    """Return a term with the cross-entropy of confident examples against their pseudo-labels.
 
     Args:
         setup: the run.
         weight: weight of the loss.
-        view: of stream "fix"; None: strongly augmented.
+        view: view of stream "fix"; None: strongly augmented.
     """
     view = strong_view(setup, "fix") if view is None else view
 
@@ -183,8 +184,8 @@ def fix_term(setup: Setup, weight: float | Array, view: View | None = None) -> T
 
 
 def labelled_view(setup: Setup) -> View:
-    """Return the view of confident examples as the network saw them when it labelled them, in every
-    step of the round.
+    """Return the view of confident examples as they were labelled, the same in every step of the
+    round.
     """
 
     def build(key: Key[Array, ""], streams: dict[str, Stream]) -> Array:
@@ -198,12 +199,12 @@ def labelled_view(setup: Setup) -> View:
 
 
 def mix_term(setup: Setup, weight: float | Array, alpha: float | Array) -> Term:
-    """Return the term of mixtures of confident examples with any examples of the client, both
+    """Return the term on mixtures of confident examples with any examples of the client, both
     weakly augmented.
 
-    One share of the confident ones per batch, from Beta(alpha, alpha).
+    Each batch has one share for the confident examples, drawn from Beta(alpha, alpha).
     """
-    # The view and the loss draw the same share, because view and term have one name and so one key.
+    # View and term have the same name and so the same key, so view and loss draw the same share.
     name = "mix"
 
     def share(key: Key[Array, ""]) -> Float[Array, ""]:
@@ -236,12 +237,13 @@ def confident_epochs(
     with_partners: bool = True,
     skip_single: bool = False,
 ) -> Sampler:
-    """Return a sampler of epochs over the confident examples, and as many partners for mixing.
+    """Return a sampler of epochs over the confident examples, with equally many partners for
+    mixing.
 
     Streams: "fix", a fresh permutation of the confident examples per epoch, the last partial batch
     kept; "mix", for every slot of "fix" an example drawn anew, with replacement, from all of the
-    client's. "known", if asked for: as many batches of a permutation of the examples with a class
-    label or a weak label.
+    client's. "known", if wanted: equally many batches from a permutation of the examples with a
+    class label or a weak label.
 
     Args:
         batch_size: slots of each stream per local step.

@@ -1,4 +1,4 @@
-"""Settings of a graph over examples, and its labels as targets of local training: XCLP, its
+"""Settings of a graph over examples, and its labels as targets of local training: for XCLP, its
 baseline, and `mixed`.
 """
 
@@ -36,13 +36,12 @@ from fedjax_ssl.methods.parts.terms import (
 @checked
 @dataclass(frozen=True)
 class GraphPseudoLabels(GraphSettings):
-    """Settings of label propagation over a graph, and of the targets made of it; defaults are those
-    of the authors' code.
+    """Settings of label propagation over a graph, and of the targets made from it; the defaults are
+    the authors' code's.
 
-    Attributes:
-        class_weighting: "none" or "inverse_freq": weights balance the classes (kappa of section 2
-            of the paper).
-        graph_features: features that are hashed or compared: the "network"'s, or raw "inputs".
+    Attributes: class_weighting: "none" or "inverse_freq": weights balance the classes (kappa of
+    section 2 of the paper). graph_features: features to hash or compare: "network" features or raw
+    "inputs".
     """
 
     similarity_power: Positive = CODE.similarity_power
@@ -55,8 +54,8 @@ class GraphPseudoLabels(GraphSettings):
 def cohort_features(
     setup: Setup, context: RoundContext, graph_features: str, augment: bool
 ) -> Float[Array, "p n d"]:
-    """Return the features that are hashed or compared: network features or raw inputs of every
-    example of the cohort.
+    """Return the features to hash or compare: network features or raw inputs of every example of
+    the cohort.
 
     `augment` embeds weakly augmented examples (graph_features "network" only).
     """
@@ -71,7 +70,7 @@ def cohort_features(
 
 
 def receiving(setup: Setup, context: RoundContext) -> Bool[Array, "p n"]:
-    """Return the mask of real examples whose client is still there for its labels."""
+    """Return the mask of real examples whose client is still there to receive labels."""
     return examples_mask(staying(setup, context))
 
 
@@ -88,11 +87,11 @@ def propagate_over_cohort(
     """Propagate labels over one graph of all the cohort's examples (XCLP, Algorithm 1).
 
     Labels are propagated from `labels`, -1 = none. `fixed_projections` keeps one hash in all rounds
-    of a run. `exchange` are protocols between the clients, not under a trace. `similarity` "exact"
-    compares features by their cosines in place of codes, which clients would have to show each
-    other. Of clients that dropped out once their codes were compared (section 3.3) the points stay
-    in the graph; their labels count if scores had been propagated by then. The result holds the
-    p * n examples in a row, client after client.
+    of a run. `exchange` has protocols between the clients, which do not work under a trace.
+    `similarity` "exact" compares features by their cosines in place of codes; real clients would
+    have to reveal these features. If a client drops out after codes are compared (section 3.3), its
+    points stay in the graph, and its labels count if scores were propagated by then. The result
+    holds the p * n examples in a row, client after client.
     """
     real = examples_mask(context.clients)
     owner = jnp.broadcast_to(jnp.arange(real.shape[0])[:, None], real.shape)
@@ -111,7 +110,7 @@ def propagate_over_cohort(
     result = graph.label(points, known, setup.num_classes, settings, **taking_part)
     if receives is None or settings.confidence_scale != "max":
         return result
-    # The largest confidence is that of the rows that clients are still there for.
+    # The largest confidence is taken over rows whose clients are still there.
     counted = receives.reshape(-1) & result.valid
     own = jnp.where(counted, graph.confidence(result.scores), 0)
     own = scale_confidence(own, "max", taking_part["clients"])
@@ -119,8 +118,8 @@ def propagate_over_cohort(
 
 
 def graph_traffic(setup: Setup, num_bits: int, outcome: RoundResult) -> Traffic:
-    """Count the bytes of the plaintext path: codes go up, the rows of the scores come down to every
-    client that is still there.
+    """Count the bytes of the plaintext path: codes go up, and the rows of the scores go down to
+    every client that is still there.
     """
     examples = jnp.sum(outcome.context.clients.num_examples)
     staying_examples = jnp.sum(staying(setup, outcome.context).num_examples)
@@ -135,8 +134,8 @@ def graph_operations(setup: Setup, settings: GraphPseudoLabels, context: RoundCo
     """Count the numeric operations of Algorithm 1, in millions, by the paper's orders of growth
     (section 3.3).
 
-    The mean client's codes, distances and row sums; the server's inverse. The kernels here do less:
-    no inverse.
+    These are the mean client's codes, distances and row sums, and the server's inverse. The kernels
+    here need no inverse.
     """
     clients = context.clients
     real = context.valid
@@ -164,11 +163,10 @@ def to_pseudo_labels(
     num_classes: int,
     settings: GraphPseudoLabels,
 ) -> PseudoLabels:
-    """Make targets and weights of local training: the weight of an example is its confidence
-    omega_i times kappa_(y_i), the inverse frequency of its class among all that took part in the
-    graph.
+    """Make targets and weights of local training. The weight of an example is its confidence
+    omega_i times kappa_(y_i), the inverse frequency of its class in the graph.
 
-    `real` says which examples are not padding, and receive theirs.
+    `real` is the mask of examples that are not padding and receive targets.
     """
     labels = jnp.where(real, result.labels.reshape(real.shape), -1)
     certainty = jnp.where(labels >= 0, result.confidence.reshape(real.shape), 0.0)

@@ -1,10 +1,9 @@
 """Pseudo-labels of a local step: the model that gives them, and the rows that count.
 
-A step's guess for an unlabelled example is made of class probabilities of the model in training,
-of the one that the client received, or of both; which rows count is said by a fixed threshold, or
-by FreeMatch's, whose averages are sent, move with the clients' steps, and come back as a weighted
-mean. Every consistency method takes its labels from here (`fedjax_ssl.methods.consistency`), and
-SAGE what the received model says.
+The pseudo-label of an unlabelled example in a step comes from class probabilities of the model in
+training, of the model that the client received, or of both. A fixed threshold decides which rows
+count, or FreeMatch's, whose averages are sent to clients, move with their steps, and come back as a
+weighted mean. All consistency methods (`fedjax_ssl.methods.consistency`) and SAGE use this file.
 """
 
 from collections.abc import Callable
@@ -43,7 +42,8 @@ from fedjax_ssl.objectives import (
 # weight of FreeMatch's fairness loss, relative to the loss of unlabelled examples
 FAIRNESS_WEIGHT = 0.001
 
-# (step, inputs as the network sees them, scores of the model in training) -> scores of who labels
+# (step, inputs as the network sees them, scores of the model in training) -> scores of the model
+# that labels
 Label = Callable[[Step, Array, Array], Array]
 
 
@@ -52,11 +52,10 @@ Label = Callable[[Step, Array, Array], Array]
 class LabelsFrom:
     """Settings: the model that gives the pseudo-labels.
 
-    Attributes:
-        labels_from: whose prediction for an unlabelled example is its label: of the "local" model,
-            which trains; of the "global" one as the client received it, frozen and with its running
-            batch statistics; or "either": the label is the global one, and counts where either
-            model is confident.
+    Attributes: labels_from: model whose prediction labels an unlabelled example: "local", the model
+    in training; "global", the model as the client received it, frozen and with its running batch
+    statistics; or "either": the global model labels, and the label counts if either model is
+    confident.
     """
 
     labels_from: Literal["local", "global", "either"] = "local"
@@ -65,12 +64,11 @@ class LabelsFrom:
 @checked
 @dataclass(frozen=True)
 class Guessing(LabelsFrom):
-    """Settings of pseudo-labels: the model that gives them, and the rule that says which count.
+    """Settings of pseudo-labels: the model that gives them, and the rule for those that count.
 
-    Attributes:
-        threshold_rule: "fixed": those that reach the method's threshold; "freematch": the mean
-            confidence, lower for classes that are predicted less.
-        threshold_decay: of FreeMatch's averages, by local step.
+    Attributes: threshold_rule: "fixed": the method's threshold; "freematch": the mean confidence,
+    lower for classes that are predicted less often. threshold_decay: decay of FreeMatch's averages
+    per local step.
     """
 
     threshold_rule: Literal["fixed", "freematch"] = "fixed"
@@ -78,8 +76,8 @@ class Guessing(LabelsFrom):
 
 
 def received_logits(setup: Setup, step: Step, inputs: Float[Array, "b ..."]) -> Float[Array, "b K"]:
-    """Return the scores of the model that the client received: frozen, as it predicts. No gradient
-    is computed of this pass.
+    """Return the scores of the received model, frozen and in evaluation mode. No gradient flows
+    through this pass.
     """
     frozen = step.start_network
     outputs, _ = setup.model.apply(frozen.params, frozen.model_state, inputs, train=False)
@@ -87,14 +85,14 @@ def received_logits(setup: Setup, step: Step, inputs: Float[Array, "b ..."]) -> 
 
 
 def labeller(setup: Setup, how: LabelsFrom) -> Label:
-    """Return the function that gives the scores from which pseudo-labels are taken.
+    """Return the function that computes the scores from which pseudo-labels are taken.
 
     Args:
         setup: the run.
         how: the settings.
 
     Raises:
-        ValueError: labels of a received model, where clients receive none.
+        ValueError: the received model should label, but clients receive none.
     """
     if how.labels_from == "local":
         return lambda step, inputs, own: own
@@ -107,7 +105,7 @@ def labeller(setup: Setup, how: LabelsFrom) -> Label:
     return lambda step, inputs, own: received_logits(setup, step, inputs)
 
 
-# probabilities [b, K] -> rows that count [b]
+# probabilities [b, K] -> mask of rows that count [b]
 Counts = Callable[[Array], Array]
 
 
@@ -116,14 +114,14 @@ class Guess(NamedTuple):
 
     logits: Float[Array, "b K"]  # logits of the model that labels
     labels: Int[Array, " b"]
-    counted: Bool[Array, " b"]  # rows that are learned from
-    averages: FreeMatch | tuple[()] = ()  # FreeMatch's, after the step
+    counted: Bool[Array, " b"]  # rows that count in the loss
+    averages: FreeMatch | tuple[()] = ()  # FreeMatch's averages after the step
 
 
 class Local(NamedTuple):
-    """A client's state within a round; at the server, what it starts from."""
+    """A client's state within a round; at the server, the state that clients start from."""
 
-    notes: Int[Array, " n"]  # by example: step and class of its last pseudo-label
+    notes: Int[Array, " n"]  # step and class of each example's last pseudo-label, in one number
     averages: FreeMatch | tuple[()] = ()
 
 
@@ -135,7 +133,7 @@ class Guesses(NamedTuple):
     label: Label
     threshold: float | Array
     # ^ smallest confidence of a row that counts, if the rule is a fixed threshold
-    above: bool  # a row counts above a fixed threshold and not at it
+    above: bool  # a row counts above a fixed threshold, not at it
 
     def __call__(
         self, step: Step, inputs: Float[Array, "b ..."], own: Float[Array, "b K"]
@@ -144,13 +142,15 @@ class Guesses(NamedTuple):
 
         Args:
             step: the step.
-            inputs: of stream "unlabelled" as the network sees them.
-            own: scores of the model in training for them.
+            inputs: inputs of stream "unlabelled" as the network sees them.
+            own: scores of the model in training for these inputs.
         """
         return self.judged(step, self.label(step, inputs, own), own)
 
     def judged(self, step: Step, logits: Float[Array, "b K"], own: Float[Array, "b K"]) -> Guess:
-        """Decide which rows count, by the scores that give the labels and the model's own."""
+        """Decide which rows count, from the scores that give the labels and the model's own
+        scores.
+        """
         counts, averages = self._rule(step, logits)
         counted = counts(jax.nn.softmax(jax.lax.stop_gradient(logits)))
         if self.how.labels_from == "either":
@@ -158,7 +158,7 @@ class Guesses(NamedTuple):
         return Guess(logits, jnp.argmax(logits, axis=1).astype(jnp.int32), counted, averages)
 
     def _rule(self, step: Step, logits: Float[Array, "b K"]) -> tuple[Counts, Any]:
-        """Return the mask of the rows that count, and FreeMatch's averages after these scores."""
+        """Return the mask of rows that count, and FreeMatch's averages after these scores."""
         if not self._adapts:
             return at_threshold(self.threshold, self.above), ()
         probabilities = jax.nn.softmax(jax.lax.stop_gradient(logits))
@@ -178,18 +178,18 @@ class Guesses(NamedTuple):
         views: tuple[View, ...],
         loss: Callable[[Step], tuple[Array, Guess, Array]],
     ) -> Term:
-        """Return a term whose loss gives its pseudo-labels: "pseudo_label_accuracy" and
+        """Return a term whose loss also returns its pseudo-labels; "pseudo_label_accuracy" and
         "pseudo_label_coverage" are logged.
 
-        They are about the last pseudo-label that an example got in the round.
+        They count the last pseudo-label of each example in the round.
 
         Args:
             name: name of the term.
             views: views that the loss reads.
-            loss: step -> (scalar, `Guess`, scores [b, K] that learn it).
+            loss: step -> (scalar, `Guess`, scores [b, K] that are trained towards it).
         """
-        # One number per example holds step and label, of which the largest is kept: the same in
-        # any order.
+        # Step and label are one number per example, of which the maximum is kept: independent of
+        # the order.
         codes = self.setup.num_classes + 1
 
         def note(step: Step) -> tuple[Array, Local]:
@@ -247,7 +247,7 @@ class Guesses(NamedTuple):
 
 
 def at_threshold(threshold: float | Array, above: bool = False) -> Counts:
-    """Return the rows whose largest probability reaches a threshold, or is above it."""
+    """Return the mask of rows whose largest probability reaches a threshold, or is above it."""
 
     def counts(probabilities: Float[Array, "b K"]) -> Bool[Array, " b"]:
         largest = jnp.max(probabilities, axis=1)
@@ -264,8 +264,8 @@ def guesses_of(
     Args:
         setup: the run.
         how: the settings.
-        threshold: of the largest probability, from which on a row counts by the rule "fixed".
-        above: a row counts above a fixed threshold and not at it.
+        threshold: smallest confidence of a row that counts under the rule "fixed".
+        above: a row counts above a fixed threshold, not at it.
 
     Raises:
         ValueError: settings that the federation cannot have.

@@ -1,5 +1,5 @@
-"""Labelled and unlabelled batches of the same number, in stored order, as the authors of
-FedMatch make them.
+"""Batches with equally many labelled and unlabelled steps, in stored order, as in FedMatch's
+code.
 """
 
 from typing import NamedTuple
@@ -12,22 +12,22 @@ from fedjax_ssl.federated import Client, Now, Sampler, Schedule
 from fedjax_ssl.federated.sampler import masked_permutation
 from fedjax_ssl.keys import named_key
 
-UNLABELLED_BATCH = 100  # where nothing else says how large it is
+UNLABELLED_BATCH = 100  # default number of unlabelled examples per step
 
 
 class Bounds(NamedTuple):
     """Static bounds of clients' examples."""
 
     max_labelled: int
-    min_labelled: int  # fewest labels of a client that has some
+    min_labelled: int  # fewest labels of a client with labels
     max_unlabelled: int
 
 
 def steps_per_epoch(count: Int[Array, ""], batch_size: int) -> Int[Array, ""]:
-    """Return round(count / batch_size), a half to the even number; 1 for less than half a batch, 0
-    without any example.
+    """Return round(count / batch_size), with halves to even; at least 1 for any example, and 0
+    without examples.
     """
-    # Whole numbers all the way: a quotient in floating point may miss the half.
+    # Whole numbers only: a floating-point quotient may miss the half.
     whole = count // batch_size
     rest = count % batch_size
     up = (2 * rest > batch_size) | ((2 * rest == batch_size) & (whole % 2 == 1))
@@ -42,26 +42,26 @@ def matched_batches(
     shuffle: bool = False,
 ) -> Sampler:
     """Return a sampler of streams "labelled" and "unlabelled": contiguous slices of the client's
-    examples as they are stored.
+    examples in stored order.
 
     An epoch of a client with labels is round(labelled / batch_size) steps, see `steps_per_epoch`,
     each with the next `batch_size` labelled and the next `unlabelled_batch_size` unlabelled
     examples; by default ceil(unlabelled / steps) of these, so that an epoch uses each once. Without
-    labels it is round(unlabelled / unlabelled_batch_size) steps. What is left over is not used; a
-    slice that reaches beyond the end is shorter.
+    labels, an epoch is round(unlabelled / unlabelled_batch_size) steps. Examples left over are not
+    used; a slice that reaches beyond the end is shorter.
 
     Args:
         batch_size: labelled examples per step.
         unlabelled_batch_size: unlabelled examples per step; None: as above, and 100 for clients
             without labels.
         local_epochs: epochs per round.
-        bounds: static ones.
-        shuffle: a fresh order of both streams in every epoch.
+        bounds: static bounds of the clients' examples.
+        shuffle: draw a new order of both streams in every epoch.
     """
     fixed = unlabelled_batch_size or UNLABELLED_BATCH
 
     def known_steps(count: int, size: int) -> int:
-        return max(round(count / size), 1) if count else 0  # Python rounds half to even itself
+        return max(round(count / size), 1) if count else 0  # Python also rounds halves to even
 
     most = max(
         known_steps(bounds.max_labelled, batch_size), known_steps(bounds.max_unlabelled, fixed)

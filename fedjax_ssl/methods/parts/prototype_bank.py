@@ -1,6 +1,7 @@
-"""Class prototypes that clients uploaded in the last rounds, and a draw of helpers among them.
+"""Class prototypes that clients uploaded in the last rounds, and the random choice of helpers among
+them.
 
-Shapes: B rounds that are kept, p cohort slots, H helpers, K classes, d features.
+Shapes: B stored rounds, p cohort slots, H helpers, K classes, d features.
 """
 
 from typing import NamedTuple
@@ -13,21 +14,21 @@ from fedjax_ssl import objectives
 
 
 class PrototypeSets(NamedTuple):
-    """Class prototypes of several clients; a set without any class is an empty slot."""
+    """Class prototypes of several clients; a set without classes is an empty slot."""
 
     centers: Float[Array, "*sets K d"]
     present: Bool[Array, "*sets K"]
 
 
 class PrototypeBank(NamedTuple):
-    """A ring buffer of rounds, the newest first."""
+    """A ring buffer of rounds, newest first."""
 
     sets: PrototypeSets  # [B, p, K, d]
     owner: Int[Array, "B p"]  # client id
 
 
 def empty_bank(rounds: int, slots: int, num_classes: int, num_features: int) -> PrototypeBank:
-    """Return a bank in which nothing was stored yet."""
+    """Return a bank without any prototypes."""
     shape = (rounds, slots, num_classes)
     centers = jnp.zeros((*shape, num_features), jnp.result_type(float))
     return PrototypeBank(
@@ -44,10 +45,10 @@ def push(
     as it is.
 
     Args:
-        bank: before the round.
-        uploads: [p, K, d].
+        bank: bank before the round.
+        uploads: uploads of the round, [p, K, d].
         owner: client ids.
-        kept: which clients took part and were not dropped.
+        kept: mask of clients that took part and were not dropped.
     """
     present = uploads.present & (kept & finite_sets(uploads))[:, None]
     centers = jnp.where(present[:, :, None], uploads.centers, 0.0).astype(bank.sets.centers.dtype)
@@ -57,18 +58,18 @@ def push(
 
 
 def finite_sets(sets: PrototypeSets) -> Bool[Array, "*sets"]:
-    """Return the mask of the sets with finite prototypes of all the classes that they have."""
+    """Return the mask of sets whose prototypes are all finite."""
     finite = jnp.all(jnp.isfinite(sets.centers), axis=-1)
     return jnp.all(finite | ~sets.present, axis=-1)
 
 
 def newest_sets(bank: PrototypeBank, rounds: int) -> PrototypeSets:
     """Return the sets of the newest rounds, [rounds * p, K, d]; classes that a set lacks are filled
-    from the others.
+    in from the others.
 
     Args:
-        bank: what was uploaded.
-        rounds: whose sets they are.
+        bank: stored uploads.
+        rounds: number of rounds.
     """
     held = jax.tree.map(lambda x: x[:rounds].reshape(-1, *x.shape[2:]), bank.sets)
     centers, known = objectives.fill_missing_prototypes(held.centers, held.present)
@@ -82,10 +83,11 @@ def choose_helpers(
     """Draw helpers among the sets of the newest rounds, uniformly without replacement.
 
     Args:
-        key: the draw follows from it, from client ids and from the age of a set, not from slots.
-        bank: what was uploaded.
-        rounds: how many of its rounds are candidates.
-        num_helpers: H at most; all candidates if there are not more.
+        key: key of the draw, which also depends on client ids and the age of a set, but not on
+            slots.
+        bank: stored uploads.
+        rounds: number of rounds whose sets are candidates.
+        num_helpers: H, at most; all candidates if there are fewer.
 
     Returns:
         [min(H, rounds * p), K, d], empty slots included.
@@ -98,7 +100,7 @@ def choose_helpers(
     keys = jax.vmap(lambda a, i: jax.random.fold_in(jax.random.fold_in(key, a), i))(
         age.reshape(-1), ids.reshape(-1)
     )
-    # 24 bits, which float32 holds exactly.
+    # 24 bits, because float32 holds them exactly.
     priority = (jax.vmap(jax.random.bits)(keys) >> 8).astype(jnp.float32)
     counted = jnp.any(candidates.present, axis=1)
     _, chosen = jax.lax.top_k(jnp.where(counted, priority, -1.0), num_helpers)

@@ -1,8 +1,9 @@
 """Settings that several methods recommend for small images.
 
-A method's file has a table `RECOMMENDED`: recipe -> where labels are, as supervisions are named,
-the usual place first -> fields of a config. `fedjax_ssl.methods.recommended` finds it; the configs
-`digits_METHOD` and `fedjax_ssl.presets` use it. What depends on the data is not in it.
+A method's file has a table `RECOMMENDED`: recipe -> place of the labels, a name of
+`config.supervision.name`, the usual place first -> fields of a config.
+`fedjax_ssl.methods.recommended` finds it; the configs `digits_METHOD` and `fedjax_ssl.presets` use
+it. It has no settings that depend on the data.
 """
 
 from typing import Any
@@ -24,7 +25,8 @@ SEMIFL_OPTIMIZERS: Fields = {
     "optimizer.clip_norm": 1.0,
     "federated.name": "fedavgm",
 }
-# Rate and server's epochs are larger than in SemiFL's code, as there are fewer examples.
+# Learning rate and server epochs are larger than in SemiFL's code, because there are fewer
+# examples.
 AT_SERVER: Fields = {
     **SEMIFL_OPTIMIZERS,
     "rounds": 30,
@@ -45,7 +47,7 @@ MIXED: Fields = {
     "optimizer.local_epochs": 5,
     "optimizer.batch_size": 32,
 }
-# Kinds of labels at a place, see `FederatedData.kinds`; at all others, class labels at clients.
+# Kinds of labels by place, see `FederatedData.kinds`; other places have class labels at clients.
 _KINDS = {
     "none": frozenset[str](),
     "server": frozenset({"server"}),
@@ -64,5 +66,5 @@ PLACES: dict[str, Fields] = {
 
 
 def kinds_at(place: str) -> frozenset[str]:
-    """Return the kinds of labels of a federation whose labels are at this place."""
+    """Return the kinds of labels in a federation, by the place of its labels."""
     return _KINDS.get(place, frozenset({"labels"}))

@@ -1,7 +1,7 @@
-"""Networks with a second head, for coarse labels of the clients, beside the one for the server's
+"""Networks with a second head for the clients' coarse labels, besides the head for the server's
 classes.
 
-What the baselines of FedMT have in common that use no correspondence: transfer learning and FedRep.
+Shared by the baselines of FedMT that use no correspondence: transfer learning and FedRep.
 """
 
 import jax
@@ -31,19 +31,19 @@ from fedjax_ssl.methods.parts.channel_terms import learns
 from fedjax_ssl.methods.parts.terms import augmented_view
 from fedjax_ssl.objectives import batch_cross_entropy
 
-COARSE = "coarse"  # the stream of examples with a coarse label
-# names of the two heads in the network's parameters
+COARSE = "coarse"  # stream of the examples with a coarse label
+# Names of the two heads in the network's parameters.
 HEAD = "head"
 SECOND_HEAD = "aux_head"
-BODY = "body"  # the parameter group of everything else; streams that train a group have its name
+BODY = "body"  # parameter group of everything else; a stream that trains one group has its name
 
 
 def count_coarse(clients: Client) -> Int[Array, " p"]:
-    """Count the examples with a coarse label that says something about the class."""
+    """Count the examples whose coarse label says something about the class."""
     nothing = jnp.zeros_like(clients.num_labelled)
     if clients.weak is None:
         return nothing
-    # class labels are of another space, and do not count
+    # Class labels are in another space and do not count.
     told = learns(clients._replace(num_labelled=nothing))
     return jnp.where(told & ~clients.weak.from_sets, clients.weak.num_examples, 0)
 
@@ -54,8 +54,8 @@ def coarse_term(setup: Setup, method: str, group: str, stream: str = COARSE) -> 
 
     Args:
         setup: the run.
-        method: its name, for messages.
-        group: parameters that the loss moves.
+        method: name of the method, for messages.
+        group: parameter group that the loss moves.
         stream: stream of the batches; the term has its name.
     """
     view = augmented_view(setup, stream)
@@ -91,21 +91,21 @@ def coarse_cross_entropy(
         mask: rows that belong to the batch.
     """
     used = jnp.arange(logits.shape[1], dtype=jnp.int32) < num_observations
-    # Not -inf: where a client has no coarse labels at all, a row of -inf alone would be NaN.
+    # Not -inf: for a client without coarse labels, a row of -inf alone would give NaN.
     return batch_cross_entropy(jnp.where(used, logits, jnp.finfo(logits.dtype).min), labels, mask)
 
 
 def coarse_epochs(
     batch_size: int, local_epochs: int, max_examples: int, stream: str = COARSE
 ) -> Sampler:
-    """Return a sampler of epochs over the examples with a weak label and no class label, the last
-    partial batch kept.
+    """Return a sampler of epochs over the examples with a weak label and no class label, with the
+    last partial batch.
 
     Args:
         batch_size: examples per local step.
         local_epochs: passes over these examples per round.
         max_examples: static bound of such examples per client.
-        stream: its name.
+        stream: name of the stream.
     """
 
     def count(client: Client) -> Int[Array, ""]:
@@ -117,7 +117,7 @@ def coarse_epochs(
 
     def schedule(key: Array, client: Client, now: Now) -> Schedule:
         drawn = from_first.schedule(key, client, now)
-        # In a client's table they follow the examples with a class label.
+        # In a client's table these examples follow those with a class label.
         positions = jnp.where(drawn.masks[stream], drawn.positions[stream] + client.num_labelled, 0)
         return drawn._replace(positions={stream: positions})
 
@@ -136,8 +136,8 @@ def check_heads(setup: Setup, method: str) -> None:
 
 
 def _check_federation(setup: Setup, method: str, weak: WeakLabels | None) -> None:
-    """Refuse a federation without coarse labels, as far as its shapes tell, which a traced round
-    knows too.
+    """Raise ValueError for a federation without coarse labels, as far as shapes tell, which also
+    works in a traced round.
     """
     if weak is None:
         raise ValueError(
@@ -158,7 +158,7 @@ def _check_federation(setup: Setup, method: str, weak: WeakLabels | None) -> Non
 
 
 def by_head(*groups: str) -> ParameterGroups:
-    """Put each head named here in a group of its own, and all else in the body's.
+    """Put each head named here in its own group, and all else in the body's.
 
     Args:
         *groups: parameter groups in the order of their steps; heads, and `BODY`.

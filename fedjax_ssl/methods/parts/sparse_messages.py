@@ -14,7 +14,9 @@ def merge(sent: PyTree, new: PyTree, old: PyTree) -> PyTree:
 
 
 def num_sent(sent: PyTree) -> Int[Array, ""]:
-    """Count the true entries of a tree of bool arrays, as int32: float32 counts to 2^24 only."""
+    """Count the true entries of a tree of bool arrays, as int32, because float32 counts to 2^24
+    only.
+    """
     return sum(
         (jnp.sum(mask, dtype=jnp.int32) for mask in jax.tree.leaves(sent)),
         start=jnp.zeros((), jnp.int32),
@@ -28,17 +30,17 @@ def message_bytes(
 ) -> Count:
     """Count the bytes of messages that each carry `entries` of a model's `size` numbers.
 
-    Every message has the shortest of three forms: all numbers, 4 bytes each; a bit for every number
-    that says whether it follows; the place of each number beside it.
+    Every message has the shortest of three forms: all numbers, 4 bytes each; the sent numbers, and
+    one bit per number of the model; the sent numbers, each with its place.
 
     Args:
         entries: numbers that are sent.
         size: numbers of the whole model.
-        there: messages that are sent at all; others have 0 bytes.
+        there: mask of messages that are sent; others have 0 bytes.
     """
     some = jnp.ones_like(entries, bool) if there is None else there
     bitmap = -(-size // 8)
-    # 8 e < 4 e + bitmap, and 4 e + bitmap >= 4 size; each as one comparison that cannot overflow.
+    # 8 e < 4 e + bitmap, and 4 e + bitmap >= 4 size, each as one comparison that cannot overflow.
     few = some & (entries < -(-bitmap // BYTES_PER_NUMBER))
     nearly_all = some & ~few & (entries >= size - bitmap // BYTES_PER_NUMBER)
     by_bitmap = some & ~few & ~nearly_all

@@ -1,8 +1,8 @@
-"""Static batch normalization: statistics by a pass over the data in place of running averages
+"""Static batch normalization: statistics from a pass over the data in place of running averages
 (SemiFL, section 5).
 
-The network trains on the statistics of its batches. Those that it predicts with are not sent by
-clients but worked out for the new global parameters: every batch of the un-augmented training
+The network trains with the statistics of its batches. The statistics for prediction are not sent by
+clients, but computed for the new global parameters: every batch of the un-augmented training
 examples gives a mean and an unbiased variance, and each batch counts equally. Source: Diao et al.,
 HeteroFL, ICLR 2021; SemiFL, NeurIPS 2022.
 """
@@ -24,10 +24,10 @@ PyTree = Any
 
 
 class Part(NamedTuple):
-    """Examples of a pass, in the order in which they come."""
+    """Examples of a pass, in their order."""
 
     rows: Int[Array, " r"]
-    num_rows: Int[Array, ""]  # how many of them are real; they come first
+    num_rows: Int[Array, ""]  # number of real rows, which come first
     batch_size: int
 
 
@@ -42,13 +42,13 @@ def batch_statistics(
     """Return the statistics of the network's batch norm layers, averaged over batches.
 
     Args:
-        model: whose state holds nothing but running means and variances of batch norm layers.
+        model: network whose state has only running means and variances of batch norm layers.
         normalize: raw inputs -> the network's.
         params: params of the network.
-        model_state: gives the structure, and the result where there is no batch of two examples.
+        model_state: structure of the result, and the result itself if no batch has two examples.
         inputs: raw inputs of all examples [N, ...].
-        *parts: which examples; those with a value that is not finite are left out. The last batch
-            of a part may be short and counts as much, but a single example is left out.
+        *parts: examples; those with a value that is not finite are left out. The last batch of a
+            part may be short and counts equally, but a single example is left out.
 
     Returns:
         A tree like `model_state`.
@@ -67,15 +67,15 @@ def batch_statistics(
         def add_batch(number: Int[Array, ""], total: tuple[PyTree, Array]) -> tuple[PyTree, Array]:
             place = number * size + jnp.arange(size, dtype=jnp.int32)
             values = normalize(inputs[padded[place]])
-            # One client's broken values must not reach everybody's statistics.
+            # One client's broken values must not reach the statistics of all.
             mask = (place < part.num_rows) & jnp.all(
                 jnp.isfinite(values), axis=tuple(range(1, values.ndim))
             )
             _, state = model.apply(
                 params, nothing, values, train=True, key=jax.random.key(0), mask=mask
             )
-            # From zero, a running average holds the batch's statistics times the weight of a batch
-            # in that layer.
+            # From zero, a running average holds the batch's statistics times that layer's weight of
+            # a batch.
             counts = jnp.sum(mask) > 1
             batch = jax.tree.map(
                 lambda x, weight: jnp.where(counts, x / weight, 0.0), state, weights
@@ -98,17 +98,17 @@ def with_static_batch_norm(
     batch_size: int = 250,
     server_batch_size: int | None = None,
 ) -> Recipe:
-    """Return the same method with statistics worked out anew at the start and after every round.
+    """Return the method with statistics computed anew at the start and after every round.
 
     The pass goes over the server's labelled examples, then over all clients' examples, client by
-    client. A network without batch norm is left as it is, at no cost.
+    client. A network without batch norm is not changed, at no cost.
 
     Args:
-        recipe: of a method whose state has the network's statistics as `model_state`.
+        recipe: recipe of a method with the network's statistics in `ServerState.model_state`.
         network: state -> the network's parameters.
         batch_size: examples per batch.
-        server_batch_size: the server's examples are in batches of their own of this size, in the
-            order of their classes, as in (FL)^2; None: they are in front of the clients' in one
+        server_batch_size: batch size of the server's examples, which then have separate batches in
+            the order of their classes, as in (FL)^2; None: they come before the clients' in one
             sequence.
     """
     setup = recipe.setup
@@ -144,7 +144,7 @@ def with_static_batch_norm(
     def after_average(before: ServerState, after: ServerState, data: FederatedData) -> ServerState:
         return refreshed(recipe.after_average(before, after, data), data)
 
-    # Without a norm layer nobody looks at all examples.
+    # Without a batch norm layer, no pass over the examples is needed.
     statistics = jax.tree.leaves(jax.eval_shape(setup.model.init, jax.random.key(0))[1])
     return recipe._replace(
         init=init,
@@ -155,7 +155,7 @@ def with_static_batch_norm(
 
 
 def _joined(batch_size: int, *tables: tuple[Int[Array, "p n"], Int[Array, " p"]]) -> Part:
-    """Return the examples of padded tables one after another, padding at the end."""
+    """Join the examples of padded tables, with padding at the end."""
     rows = jnp.concatenate([index.reshape(-1) for index, _ in tables])
     real = jnp.concatenate(
         [(jnp.arange(i.shape[1]) < count[:, None]).reshape(-1) for i, count in tables]

@@ -28,19 +28,19 @@ from fedjax_ssl.federated.setup import Setup
 from fedjax_ssl.models import Outputs
 from fedjax_ssl.objectives import batch_cross_entropy
 
-# Streams of batches that have both kinds of examples apart.
+# Streams of batches that keep the two kinds of examples separate.
 LABELLED = "labelled"
 UNLABELLED = "unlabelled"
 
 
 class PseudoLabels(NamedTuple):
-    """Targets of local training for a cohort; true labels are included with weight 1 (times
-    class weight).
+    """Targets of local training for a cohort; true labels are included, with weight 1 (times class
+    weight).
     """
 
     labels: Int[Array, "p n"]  # -1 = none
     weights: Float[Array, "p n"]
-    confidence: Float[Array, "p n"]  # in [0, 1], for the log
+    confidence: Float[Array, "p n"]  # confidence in [0, 1], for the log
 
 
 def augmented_view(setup: Setup, stream: str) -> View:
@@ -53,7 +53,7 @@ def augmented_view(setup: Setup, stream: str) -> View:
 
 
 def supervised_term(setup: Setup) -> Term:
-    """Return the cross-entropy on the observed labels of stream "labelled", as a term."""
+    """Return a term with the cross-entropy on the observed labels of stream "labelled"."""
     view = augmented_view(setup, "labelled")
 
     def loss(step: Step) -> Array:
@@ -72,17 +72,17 @@ def pseudo_label_term(
     init: Callable[..., PyTree] = lambda *given: (),
     stream: str = "mixed",
 ) -> Term:
-    """Return the weighted cross-entropy on a stream against labels and pseudo-labels: 1/|B| sum_i
-    w_i CE(f(x_i), y_i).
+    """Return a term with the weighted cross-entropy of a stream against labels and pseudo-labels:
+    1/|B| sum_i w_i CE(f(x_i), y_i).
 
     No gradient reaches targets or weights: they are made before local training (XCLP, Algorithm 2).
 
     Args:
         setup: the run.
         prepare: (term state, context) -> (`PseudoLabels` of the cohort, term state).
-        traffic: bytes sent for the pseudo-labels; None: clients make them themselves.
+        traffic: bytes sent for the pseudo-labels; None: clients make them without messages.
         init: (key, params, model_state, clients) -> term state.
-        stream: whose rows.
+        stream: stream with the rows.
     """
     view = augmented_view(setup, stream)
 
@@ -100,8 +100,7 @@ def pseudo_label_term(
         )
 
     def participates(sent: Broadcast, context: RoundContext) -> Bool[Array, " p"]:
-        # Who has labels takes part whatever came of them, so that a client whose values are NaN is
-        # counted as dropped.
+        # A client with labels takes part even if its values are NaN: it is then counted as dropped.
         return jnp.any((sent.own.labels >= 0) | (context.clients.observed >= 0), axis=1)
 
     return Term(
@@ -121,12 +120,12 @@ def pseudo_label_term(
 def diagnose_pseudo_labels(
     sent: PseudoLabels, truth: Int[Array, "p n"], clients: Client
 ) -> Metrics:
-    """Measure the quality of the pseudo-labels on the cohort's unlabelled examples; NaN where there
-    is nothing to average.
+    """Measure the quality of the pseudo-labels on the cohort's unlabelled examples; NaN if there
+    are none to average.
 
     Returns:
-        "pseudo_label_accuracy" among the examples that got one, "pseudo_label_coverage" (share that
-        got one), and the mean confidence of correct and of wrong ones.
+        "pseudo_label_accuracy" among the examples with a pseudo-label, "pseudo_label_coverage"
+        (share of examples with one), and the mean confidence of correct and of wrong pseudo-labels.
     """
     unlabelled = examples_mask(clients) & (clients.observed < 0)
     given = unlabelled & (sent.labels >= 0) & (truth >= 0)
@@ -149,14 +148,14 @@ def network_pseudo_labels(
 
     Args:
         setup: the run.
-        context: gives parameters and inputs.
+        context: the round, with parameters and inputs.
         clients: the clients with the examples to label, leading axis p.
         key: if given, the network sees weakly augmented examples.
 
     Returns:
         `PseudoLabels` in which labelled examples keep their label with weight 1.
     """
-    from fedjax_ssl.graph import confidence  # most methods have no graph
+    from fedjax_ssl.graph import confidence  # not at the top: most methods have no graph
 
     probabilities = jax.nn.softmax(network_outputs(setup, context, clients, key).logits)
     predicted = jnp.argmax(probabilities, axis=-1).astype(jnp.int32)
@@ -173,12 +172,12 @@ def network_pseudo_labels(
 def network_features(
     setup: Setup, context: RoundContext, key: Array | None = None
 ) -> Float[Array, "p n d"]:
-    """Return the features of every example of the cohort, as the network's head sees them in
+    """Return the features of every example of the cohort, the input of the network's head, in
     evaluation mode.
 
     Args:
         setup: the run.
-        context: gives the cohort, the parameters and the inputs.
+        context: the round, with cohort, parameters and inputs.
         key: if given, the network sees weakly augmented examples.
     """
     return network_outputs(setup, context, context.clients, key).features
@@ -191,7 +190,7 @@ def staying(setup: Setup, context: RoundContext) -> Client:
 
 
 def examples_mask(clients: Client) -> Bool[Array, "p n"]:
-    """Return the mask of the entries of the clients' tables that are examples and not padding."""
+    """Return the mask of real entries in the clients' tables, which are not padding."""
     return jnp.arange(clients.rows.shape[1], dtype=jnp.int32) < clients.num_examples[:, None]
 
 
@@ -204,7 +203,7 @@ def network_outputs(
 
     def evaluate(inputs: Array, owner: Array, position: Array) -> Outputs:
         if key is not None:
-            # Client and place decide an example's draw, not its row in this batch.
+            # The draw of an example depends on client and place, not on its row in this batch.
             keys = jax.vmap(lambda c, i: jax.random.fold_in(jax.random.fold_in(key, c), i))(
                 owner, position
             )

@@ -1,4 +1,4 @@
-"""Stages of the methods that may train on labels alone before pseudo-labels are made.
+"""Stages of methods that may train on labels alone before pseudo-labels are made.
 
 Stage 1 is federated averaging on the labelled examples; stage 2 trains on labelled and
 pseudo-labelled ones.
@@ -21,16 +21,16 @@ from fedjax_ssl.methods.parts.terms import supervised_term
 
 
 def labelled_stage(setup: Setup, rounds: int | None) -> Stage:
-    """Make the rounds of supervised training: epochs over the labelled examples, cohort of clients
-    with labels.
+    """Return the stage of supervised training: epochs over the labelled examples, with a cohort of
+    clients with labels.
     """
     sampler = labelled_epochs(setup.batch_size, setup.local_epochs, setup.max_labelled)
     return Stage(Training((supervised_term(setup),), sampler), labelled_quota="only", rounds=rounds)
 
 
 def mixed_stage(setup: Setup, term: Term, labelled_quota: str = "proportional") -> Stage:
-    """Make the rounds of semi-supervised training until the end: batches of labelled and unlabelled
-    examples, stream "mixed".
+    """Return the stage of semi-supervised training, until the end: batches of labelled and
+    unlabelled examples, stream "mixed".
     """
     sampler = mixed_epochs(
         setup.batch_size, setup.local_epochs, setup.max_labelled, setup.max_unlabelled
@@ -45,8 +45,8 @@ def after_labelled_stage(
     network: Callable[[ServerState], tuple[PyTree, PyTree]] | None = None,
     on_host: bool = False,
 ) -> Recipe:
-    """Return `warmup_rounds` rounds of stage 1, none if 0, then a stage 2; `on_host` as in
-    `Recipe`.
+    """Return a recipe with `warmup_rounds` rounds of stage 1 (none if 0), then stage 2; `on_host`
+    is as in `Recipe`.
 
     Raises:
         ValueError: if `warmup_rounds` is not a whole number of at least 0.

@@ -1,6 +1,6 @@
-"""Views, further forward passes and mean teachers, for methods that make predictions agree.
+"""Views, further forward passes and mean teachers, for methods that make predictions consistent.
 
-Used by FixMatch and its like (`fedjax_ssl.methods.consistency`), SAGE, FedSiam, FedMatch,
+Used by FixMatch and similar methods (`fedjax_ssl.methods.consistency`), SAGE, FedSiam, FedMatch,
 FedLLP-VAT, SemiFL and FedMT.
 """
 
@@ -43,8 +43,8 @@ from fedjax_ssl.objectives import teacher_decay, vat_direction
 
 
 def strong_view(setup: Setup, stream: str = UNLABELLED) -> View:
-    """Return the view of a stream under the run's strong augmentation; under the weak one where it
-    has none.
+    """Return the view of a stream under the run's strong augmentation, or under the weak one if
+    there is no strong one.
     """
     strong = setup.strong_augment or setup.augment
     return View(
@@ -55,11 +55,11 @@ def strong_view(setup: Setup, stream: str = UNLABELLED) -> View:
 
 
 def check_weak_views(setup: Setup, count: int) -> None:
-    """Raise ValueError where a method draws more weak views of an example than are stored.
+    """Raise ValueError if a method draws more weak views of an example than are stored.
 
     Args:
         setup: the run.
-        count: views of one example in one step, which are meant to differ.
+        count: different views of one example in one step.
     """
     if setup.stored_views is not None and setup.stored_views < count:
         raise ValueError(
@@ -70,11 +70,11 @@ def check_weak_views(setup: Setup, count: int) -> None:
 
 
 class SecondPass(NamedTuple):
-    """A pass of a network by itself."""
+    """Result of a separate forward pass of a network."""
 
     inputs: Float[Array, "b ..."]  # inputs as the network saw them
     logits: Float[Array, "b K"]
-    model_state: PyTree  # running statistics after it
+    model_state: PyTree  # running statistics after the pass
 
 
 def second_pass(
@@ -85,14 +85,15 @@ def second_pass(
     stream: str = UNLABELLED,
     keys: tuple[str, str] = ("second view", "second dropout"),
 ) -> SecondPass:
-    """Send another weakly augmented view of a stream through a network in training mode, by itself.
+    """Run a separate training-mode pass of a network over another weakly augmented view of a
+    stream.
 
     Args:
         setup: the run.
         step: the step.
         params: parameters of the network.
-        model_state: its running statistics.
-        stream: the examples.
+        model_state: running statistics of the network.
+        stream: stream with the examples.
         keys: names of the random streams of augmentation and dropout.
 
     Raises:
@@ -115,16 +116,16 @@ def adversarial_pass(
     mask: Bool[Array, " b"],
     radius: float | Array,
 ) -> tuple[Float[Array, "b K"], Float[Array, "b K"]]:
-    """Return the scores of inputs x, and of x + r for the perturbation r of length `radius` that
-    changes the predictions most.
+    """Return the scores of inputs x, and of x + r, where r is the perturbation of length `radius`
+    that changes the predictions most.
 
-    Batch statistics and the same dropout in every pass; the running statistics are not touched.
+    Every pass uses batch statistics and the same dropout; the running statistics do not change.
 
     Args:
         setup: the run.
-        step: gives network and key.
-        inputs: as the network sees them.
-        mask: rows that are real.
+        step: the step, with network and key.
+        inputs: inputs as the network sees them.
+        mask: mask of real rows.
         radius: length of the perturbation, over all numbers of an input.
     """
 
@@ -148,16 +149,16 @@ def judge_unlabelled(
     predict: Callable[[Outputs], Float[Array, "p u K"]],
     given: Callable[[Float[Array, "p u"]], Bool[Array, "p u"]],
 ) -> Metrics:
-    """Judge the pseudo-labels of the first unlabelled examples of every client, by the model that
+    """Score the pseudo-labels of the first unlabelled examples of every client, by the model that
     was sent.
 
     Args:
         setup: the run.
         outcome: the round.
         truth: true labels.
-        number: examples of each client, u.
+        number: number of examples of each client, u.
         predict: outputs of the network -> class probabilities.
-        given: largest probabilities -> which examples get a pseudo-label.
+        given: largest probabilities -> mask of examples with a pseudo-label.
     """
     round = outcome.context
     clients = outcome.context.clients
@@ -178,7 +179,7 @@ def judge_unlabelled(
 
 
 class Teacher(NamedTuple):
-    """A moving average of networks, as of the student, and how many it has seen."""
+    """A moving average of networks, such as the student's, and its number of steps."""
 
     params: PyTree
     model_state: PyTree
@@ -191,12 +192,12 @@ def taught_term(
     loss: Callable[[Step], tuple[Array, Teacher]],
     decay: float | Array,
 ) -> Term:
-    """Return a term whose clients have a mean teacher, `step.local`; the server averages teachers
-    as it does models.
+    """Return a term whose clients have a mean teacher, in `step.local`; the server averages
+    teachers as it averages models.
 
-    After step t, counted on from round to round as the mean over the clients, the teacher g becomes
-    d g + (1 - d) f with d = min(1 - 1 / (t + 1), decay) and the student f. In the stage's first
-    round the teacher is the student. It goes both ways beside the student, with its steps.
+    After step t, counted over all rounds as the mean over the clients, the teacher g becomes d g +
+    (1 - d) f with d = min(1 - 1 / (t + 1), decay) and the student f. In the stage's first round the
+    teacher is the student. Teacher and step count are sent both ways with the student.
 
     Args:
         name: name of the term.
@@ -241,8 +242,8 @@ def taught_term(
 
 
 def teacher_network(term: str) -> Callable[[ServerState], tuple[PyTree, PyTree]]:
-    """Return the moving average that this term keeps, from the state; before its first step, the
-    network itself.
+    """Return the moving average of this term from the state; before its first step, the network
+    itself.
     """
 
     def network(state: ServerState) -> tuple[PyTree, PyTree]:
