@@ -4,7 +4,7 @@ import functools
 import hashlib
 import re
 import unicodedata
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, NamedTuple
 
@@ -26,6 +26,14 @@ def distinct(values: np.ndarray) -> np.ndarray:
     """
     values = np.sort(values)
     return values[np.append(True, values[1:] != values[:-1])[: len(values)]]
+
+
+def rows_of(clients: Sequence[Any]) -> dict[Any, np.ndarray]:
+    """List the rows of every client, int [m]."""
+    rows: dict[Any, list[int]] = {}
+    for row, client in enumerate(clients):
+        rows.setdefault(client, []).append(row)
+    return {client: np.array(found) for client, found in rows.items()}
 
 
 def in_one_form(text: str) -> str:

@@ -10,6 +10,7 @@ from jaxtyping import Array, Bool, Float, Int, Shaped
 
 from fedjax_ssl.data.dataset import Dataset, distinct
 from fedjax_ssl.data.federation.federated_data import client_number, natural_names
+from fedjax_ssl.data.reading.table_reading import TableReading
 from fedjax_ssl.errors import counted
 
 STANDARDIZATIONS = ("auto", "dataset", "train", "client", "none")
@@ -202,6 +203,13 @@ def _by_client(dataset: Dataset) -> tuple[Dataset, str]:
         raise ValueError(
             f"standardize is 'client', but dataset {dataset.name!r} {lacks}; use "
             "standardize='train'"
+        )
+    if isinstance(dataset.reading, TableReading) and dataset.reading.missing == "median":
+        raise ValueError(
+            "standardize is 'client', but data.missing=median fills cells with the median of all "
+            "clients, whose units may differ; fill them in by client: numbers = "
+            "table.select_dtypes('number').columns; table[numbers] = table.groupby('client')"
+            "[numbers].transform(lambda own: own.fillna(own.median()))"
         )
     numbers = range(dataset.input_shape[-1])
     columns = dataset.extra.get("features") or [f"feature {number}" for number in numbers]

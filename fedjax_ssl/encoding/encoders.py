@@ -14,9 +14,9 @@ from jaxtyping import Array, Float, Shaped
 
 from fedjax_ssl import own_code
 from fedjax_ssl.data import Dataset
+from fedjax_ssl.data.dataset import rows_of
 from fedjax_ssl.data.fingerprint import of_arrays
 from fedjax_ssl.data.reading.own import SHOWN
-from fedjax_ssl.data.reading.table_reading import rows_of
 from fedjax_ssl.errors import UserError, how_to_install
 from fedjax_ssl.trained.trained_model import load_run
 

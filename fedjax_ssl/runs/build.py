@@ -93,7 +93,6 @@ def load_resolved(config: ml_collections.ConfigDict) -> Experiment:
                 given.pop(name, None)
         places = {"root": section.root, "path": section.path, "download": section.download}
         places["left_out_client"] = section.left_out_client
-        places["standardize"] = section.standardize
         dataset = data.load(section.name, **places, **configs.options(given))
         known_by = fingerprint(dataset)
         if section.pool_splits:

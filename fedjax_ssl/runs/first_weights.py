@@ -144,8 +144,8 @@ def _note_fills(trained: Mapping[str, Any], now: Any) -> None:
     before = reading_from_json(trained.get("reading"))
     if not (isinstance(before, TableReading) and isinstance(now, TableReading)):
         return
-    if not before.missing == now.missing == "median" or before.fills or now.fills:
-        return  # by client: a cell that is filled in is then in the middle of its client's
+    if not before.missing == now.missing == "median":
+        return
     std = (trained.get("inputs") or {}).get("std") or (1.0,)  # one for all, or one for each
     deviations = np.broadcast_to(std, len(before.inputs)).tolist()
     widths = dict(zip(before.inputs, deviations, strict=True))

@@ -148,8 +148,7 @@ def _read_table(path: Path, model: TrainedModel, client: str | None) -> Examples
     column = reading.roles.get("client")
     if model.scales and client is None and column in table:
         clients = named(table[column].tolist())
-    whose = model.scales.names_of(client if clients is None else clients, len(table))
-    inputs, used = reading.read(table, findings, whose)
+    inputs, used = reading.read(table, findings)
     findings.stop(path)
     label = {
         role: name for role, name in reading.roles.items() if role == "label" and name in table

@@ -5,9 +5,8 @@ from typing import Any
 
 import numpy as np
 
-from fedjax_ssl.data.dataset import in_one_form
+from fedjax_ssl.data.dataset import in_one_form, rows_of
 from fedjax_ssl.data.federation.federated_data import client_number
-from fedjax_ssl.data.reading.table_reading import rows_of
 from fedjax_ssl.data.standardization import statistics_of
 from fedjax_ssl.errors import counted, note
 from fedjax_ssl.registry import did_you_mean
@@ -61,12 +60,6 @@ class Scales:
     def has(self, name: str) -> bool:
         """Tell whether a client of this name is known."""
         return in_one_form(name) in map(in_one_form, self._known)
-
-    def names_of(self, client: Client, count: int) -> list[str]:
-        """Name the client of every row of a table, as its reading knows them."""
-        given = client if isinstance(client, list) else [client] * count
-        known = {name: self.find(name) for name in dict.fromkeys(given)}
-        return [known[name] or str(name or "") for name in given]
 
     def add(self, name: str, values: np.ndarray) -> None:
         """Keep mean and deviation of a client's inputs."""

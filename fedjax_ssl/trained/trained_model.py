@@ -16,11 +16,11 @@ from flax.traverse_util import flatten_dict
 from jaxtyping import Bool, Float, Shaped
 
 from fedjax_ssl.checks import required
-from fedjax_ssl.data.dataset import check_finite
+from fedjax_ssl.data.dataset import check_finite, rows_of
 from fedjax_ssl.data.federation.federated_data import client_number
 from fedjax_ssl.data.fingerprint import of_arrays, of_examples
 from fedjax_ssl.data.reading.own import Findings, as_text, named
-from fedjax_ssl.data.reading.table_reading import TableReading, rows_of
+from fedjax_ssl.data.reading.table_reading import TableReading
 from fedjax_ssl.errors import how_to_install, note
 from fedjax_ssl.folder.checkpoint import Checkpoints
 from fedjax_ssl.folder.files import write_atomically
@@ -431,7 +431,7 @@ class TrainedModel:
             client = named(table[column].tolist())
         client = whose_inputs(client, len(table))
         table = table.set_axis([f"row {row}" for row in range(len(table))])
-        rows, used = self.reading.read(table, findings, self.scales.names_of(client, len(table)))
+        rows, used = self.reading.read(table, findings)
         for text in findings.notes:
             note(text)
         if findings.problems or not used.all():

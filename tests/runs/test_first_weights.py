@@ -266,7 +266,6 @@ def test_missing_cells_that_are_filled_in_otherwise_than_in_training_are_said():
         warnings.simplefilter("error")
         _note_fills(before, reading(0.69))
         _note_fills(before, reading(0.71, missing="drop"))
-        _note_fills(before, reading(0.71, fills={"north": (0.71, 0.0)}))
         _note_fills({}, reading(0.71))
         _note_fills(before, None)
 

@@ -121,14 +121,6 @@ def test_images_have_the_mean_brightness_of_all_clients_and_are_refused() -> Non
         runs.load_experiment(config_of(**settings))
 
 
-def test_a_mean_that_is_far_from_0_is_refused(tmp_path) -> None:
-    path = tmp_path / "rows.csv"
-    path.write_text("\n".join(["age,label", *(f"{1e9 + row},{row % 2}" for row in range(16))]))
-    config = {**PRIVATE, "privacy.noise": 1.0, "data.path": str(path), "data.standardize": "none"}
-    with pytest.raises(ConfigError, match="means of age, which are far from 0"):
-        runs.load_experiment(fs.load_config("table", {**config, "data.root": str(tmp_path)}))
-
-
 def test_means_over_a_clients_examples_are_refused_beside_private_steps() -> None:
     steps = {"privacy.name": "dp_sgd", "privacy.noise": 1.0, "data.standardize": "client"}
     with pytest.raises(ConfigError, match="standardize=client has a mean and a deviation of all"):

@@ -15,7 +15,6 @@ from fedjax_ssl.trained.trained_model import TrainedModelError
 OPTIONS = {
     "client_column": "Klinik",
     "label_column": "diagnosis",
-    "missing": "median",
     "ignore": ("patient",),
 }
 UNITS = {"north": (1.0, 0.0), "south": (1 / 40, 0.0), "harbor": (0.1, 50.0)}  # of the marker
@@ -30,7 +29,7 @@ def patients(site, count, seed):
         {
             "patient": [f"{site[0]}{row:03}" for row in range(count)],
             "Klinik": site,
-            "marker": np.where(np.arange(count) % 9 == 4, np.nan, marker.round(3)),
+            "marker": marker.round(3),
             "age": random.integers(40, 70, count),
             "diagnosis": np.where(ill, "ill", "well"),
         }
@@ -102,23 +101,19 @@ def test_a_client_without_a_value_and_one_that_is_named(trained, predict):
 def test_in_python_rows_and_arrays(trained):
     folder, table = trained
     model = load_run(folder / "run")
-    expected = load_dataset(
-        "table", path=folder / "patients.csv", root=folder, standardize="client", **OPTIONS
-    )
+    expected = load_dataset("table", path=folder / "patients.csv", root=folder, **OPTIONS)
     names = table["Klinik"].tolist()
-    with pytest.warns(ConfigNote, match="by column: marker"):
-        rows = model.predict(table)
+    rows = model.predict(table)
     np.testing.assert_allclose(model.predict(expected.train.x, client=names), rows, atol=1e-6)
-    with pytest.warns(ConfigNote, match="by column: marker"):
-        np.testing.assert_array_equal(model.predict(table, client=table["Klinik"]), rows)
+    np.testing.assert_array_equal(model.predict(table, client=table["Klinik"]), rows)
     by_number = (model.predict(expected.train.x, client=one) for one in (np.int64(0), 0))
     np.testing.assert_array_equal(*by_number)
     with pytest.raises(TrainedModelError, match=r"client has 1 name for \d+ inputs"):
         model.predict(table, client=["north"])
     harbor = patients("harbor", 40, 2)
     with pytest.warns(ConfigNote, match="as those of a new site$"):
-        whole = model.predict(harbor.assign(marker=harbor["marker"].fillna(70.0)))
-    inputs = np.stack([harbor["marker"].fillna(70.0), harbor["age"]], axis=1).astype(np.float32)
+        whole = model.predict(harbor)
+    inputs = harbor[["marker", "age"]].to_numpy().astype(np.float32)
     with pytest.warns(ConfigNote, match="as those of a new site$"):
         model.add_client("harbor", inputs)
     np.testing.assert_allclose(model.predict(inputs[:1], client="harbor"), whole[:1], atol=1e-5)
@@ -129,9 +124,7 @@ def test_an_encoder_standardizes_by_client(trained):
     model = load_run(folder / "run")
     both = pandas.concat([table, patients("harbor", 40, 2)])
     both.to_csv(folder / "more.csv", index=False)
-    dataset = load_dataset(
-        "table", path=folder / "more.csv", root=folder, standardize="client", **OPTIONS
-    )
+    dataset = load_dataset("table", path=folder / "more.csv", root=folder, **OPTIONS)
     with pytest.warns(ConfigNote, match="'harbor' is no client of the run"):
         found = encoder(str(folder / "run"), dataset, None, None)
     names = [dataset.client_names[number] for number in dataset.train.client]

@@ -25,7 +25,7 @@ ROOT_VARIABLE = "FEDJAX_SSL_DATA"
 FACTS = ("name", "class_names", "client_names", "input_max", "mean", "std", "coarse_names", "extra")
 ARRAYS = ("correspondence", "set_shares")
 COLUMNS = tuple(field.name for field in dataclasses.fields(Split)[1:])  # beside the inputs
-FORM = 4  # version of what is kept of a user's own data; what has another one is read anew
+FORM = 5  # version of what is kept of a user's own data; what has another one is read anew
 # by `Reading.as_json`'s kind
 READINGS = {"ImageReading": ImageReading, "TableReading": TableReading}
 

@@ -3,13 +3,12 @@ prediction alike.
 """
 
 import dataclasses
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float
 
-from fedjax_ssl.checks import Whole
 from fedjax_ssl.data.dataset import Names, Reading, in_one_form
 from fedjax_ssl.data.reading.own import (
     MARKS,
@@ -25,8 +24,8 @@ if TYPE_CHECKING:  # takes long to import
     import pandas
 
 Missing = Literal["refuse", "median", "drop"]
-FAR = 1e3  # deviations from 0 to the mean, from which on single precision would lose too much
-MOST_LEVELS = 50  # words that are one-hot encoded by default
+FAR = 1e3  # by so much more than rounding to single precision the values of a feature differ
+MOST_LEVELS = 50  # words that are one-hot encoded
 FEW = 30  # examples, of which fewer may be in any order by chance
 ISO = "ISO8601"  # the form of dates by default, as `pandas.to_datetime` names it
 
@@ -40,10 +39,8 @@ class CellOptions:
         dates: columns of dates.
         date_format: how these are written, as `pandas.to_datetime` takes it, such as %d.%m.%Y.
         decimal: what stands between whole number and fraction.
-        max_levels: the most different words that a column may hold.
         missing: what becomes of rows with missing cells: an error; filled in by the median of the
-            training examples, of words by the most frequent one, each client by its own where
-            inputs are standardized by client; or left out and counted.
+            training examples, of words by the most frequent one; or left out and counted.
         missing_marks: what stands for a missing cell, beside an empty one, in capitals or not.
     """
 
@@ -51,7 +48,6 @@ class CellOptions:
     dates: Names = ()
     date_format: str = ISO
     decimal: Literal[".", ","] = "."
-    max_levels: Annotated[int, Whole(2)] = MOST_LEVELS
     missing: Missing = "refuse"
     missing_marks: Names = MARKS
 
@@ -66,8 +62,6 @@ class Feature:
     form: str = ""  # how a date is written, as `pandas.to_datetime` takes it
     levels: Names = ()
     # ^ words that training knew; each is an input, 1 where the cell holds it
-    center: float = 0.0
-    # ^ subtracted in double precision, before single precision would round differences away
     fill: float = 0.0
     # ^ stands in for a missing cell, where `TableReading.missing` is median: that of the training
     # examples; place of the most frequent word
@@ -92,14 +86,10 @@ class TableReading(Reading):
     missing: Missing = "refuse"  # treatment of rows with missing cells
     marks: Names = MARKS  # stand for missing cells, beside empty ones
     codes: Names = ()  # columns of numbers that are one-hot encoded as words are
-    max_levels: int = MOST_LEVELS  # words that a column may hold
     dates: Names = ()  # columns of dates
     date_format: str = ISO  # how these are written, as `pandas.to_datetime` takes it
     decimal: str = "."  # decimal separator
     features: tuple[Feature, ...] = ()  # columns that are inputs, in their order
-    # client -> what stands in for its missing cells, by feature, where inputs are standardized by
-    # client; None: it has no value in training, and all its cells are like missing ones
-    fills: Mapping[str, tuple[float | None, ...]] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
         # JSON stores a feature as a dictionary.
@@ -121,7 +111,6 @@ class TableReading(Reading):
         it}.
         """
         words = [one.name for one in self.features if one.levels]
-        far = [one.name for one in self.features if one.center]
         found = {}
         if self.missing == "median":
             found["medians of columns"] = "fill in missing cells, or give data.missing=drop"
@@ -130,33 +119,21 @@ class TableReading(Reading):
                 "write columns of 0 and 1 for words that everybody knows, or give "
                 f"data.ignore={','.join(words)}"
             )
-        if far:
-            found[f"means of {', '.join(far)}, which are far from 0"] = (
-                "subtract a number that everybody knows"
-            )
         return found
 
-    def read(
-        self,
-        table: "pandas.DataFrame",
-        findings: Findings,
-        clients: Sequence[str] | None = None,
-    ) -> tuple[np.ndarray, np.ndarray]:
+    def read(self, table: "pandas.DataFrame", findings: Findings) -> tuple[np.ndarray, np.ndarray]:
         """Read the rows of a table, whose other columns are passed over.
 
         Args:
             table: as `read_table` gives it, columns in any order.
             findings: for problems, and notes of unknown words and missing cells.
-            clients: who has each row, where `fills` counts; one that is not there is filled in by
-                its own rows. None: all rows are of one such client.
 
         Returns:
             Inputs, float32 [n, inputs], and which rows are used, bool [n].
         """
         blocks = [np.zeros((len(table), 0))]
         gaps = dict[str, np.ndarray]()
-        whose = rows_of(clients or [""] * len(table)) if self.fills else {}
-        for place, feature in enumerate(self.features):
+        for feature in self.features:
             if feature.name not in table:
                 findings.problems.append(no_column(feature.name, table))
                 continue
@@ -167,38 +144,9 @@ class TableReading(Reading):
                 self._tell(feature, cells.iloc[wrong[0]], some(wrong, table.index), findings)
             if gap.any():
                 gaps[feature.name] = gap
-            values = self._filled(place, values, gap, whose, findings)[:, None]
-            if feature.levels:
-                blocks.append(values == np.arange(len(feature.levels)))
-            else:
-                blocks.append(values - feature.center)
+            values = np.where(gap, feature.fill, values)[:, None]
+            blocks.append(values == np.arange(len(feature.levels)) if feature.levels else values)
         return np.concatenate(blocks, axis=1).astype(np.float32), self._used(gaps, table, findings)
-
-    def _filled(
-        self,
-        place: int,
-        values: Float[np.ndarray, " n"],
-        gap: Bool[np.ndarray, " n"],
-        whose: Mapping[str, Int[np.ndarray, " m"]],
-        findings: Findings,
-    ) -> Float[np.ndarray, " n"]:
-        """Fill in the missing cells of a feature, by client where `fills` counts."""
-        feature = self.features[place]
-        filled = np.where(gap, feature.fill, values)
-        for client, rows in whose.items():
-            if client in self.fills:
-                own = self.fills[client][place]
-            else:
-                own = usual(feature, values[rows][~gap[rows]])
-            if own is not None:
-                filled[rows] = np.where(gap[rows], own, values[rows])
-            elif not gap[rows].all():
-                filled[rows] = feature.fill
-                findings.notes.append(
-                    f"column {feature.name!r} had no value at {client!r} in training, so that what "
-                    "its rows hold there does not count"
-                )
-        return filled
 
     def _tell(self, feature: Feature, cell: str, rows: str, findings: Findings) -> None:
         """Tell of a cell that does not fit its column."""
@@ -234,9 +182,8 @@ class TableReading(Reading):
                 "data.missing=drop, which leaves these rows out"
             )
         else:
-            whose = "each client's own" if self.fills else "the"
             filled = (
-                f"filled in with the median of {whose} training examples, of words with the most "
+                "filled in with the median of the training examples, of words with the most "
                 "frequent one"
             )
             findings.notes.append(
@@ -251,26 +198,20 @@ def fit(
     train: np.ndarray,
     reading: TableReading,
     findings: Findings,
-    clients: Sequence[str] = (),
 ) -> TableReading:
     """Choose how columns become inputs, by their cells in the training examples.
 
     Args:
         table: as `read_table` gives it.
         names: columns that are inputs.
-        train: bool [n], rows whose levels, medians and means count.
+        train: bool [n], rows whose levels and medians count.
         reading: everything but the features.
         findings: for problems and notes.
-        clients: who has each row, where missing cells are filled in by client; "" = a row that
-            does not count.
 
     Returns:
         The reading with its features.
     """
     features = []
-    fills: list[list[float | None]] = []
-    whose = rows_of(clients)
-    whose.pop("", None)
     for name in names:
         cells = without_marks(table[name], reading.marks)
         feature = kind_of(name, cells[train & (cells != "")], reading, findings)
@@ -282,13 +223,16 @@ def fit(
                 f"data.ignore={name}"
             )
             continue
-        center = 0.0
-        if not feature.levels:
-            mean = float(known.mean())
-            center = mean if 0 < known.std() * FAR < abs(mean) else 0.0
-        fill = (usual(feature, known) or 0.0) if reading.missing == "median" else 0.0
-        features.append(dataclasses.replace(feature, fill=fill, center=center))
-        fills.append([usual(feature, values[rows]) for rows in whose.values()])
+        if rounded_away(known):
+            findings.problems.append(
+                f"column {name!r} lies so far from 0 that single precision loses differences; "
+                f"subtract a number that everybody knows: table[{name!r}] -= {known[0]:.10g}"
+            )
+        fill = 0.0
+        if reading.missing == "median":
+            most_frequent = np.bincount(known.astype(int)).argmax() if feature.levels else None
+            fill = float(np.median(known) if most_frequent is None else most_frequent)
+        features.append(dataclasses.replace(feature, fill=fill))
     kinds = {
         "columns of words, one-hot encoded": [
             f"{one.name} ({len(one.levels)})" for one in features if one.levels
@@ -296,37 +240,14 @@ def fit(
         "columns of dates, taken as days": [
             f"{one.name} ({one.form})" for one in features if one.form
         ],
-        "far from 0, so that the mean is subtracted in double precision": [
-            one.name for one in features if one.center
-        ],
-        "columns without a value at a client, where they say nothing (0 after standardization)": [
-            f"{feature.name} at {client}"
-            for feature, row in zip(features, fills, strict=True)
-            for client, fill in zip(whose, row, strict=True)
-            if fill is None
-        ],
     }
     findings.notes += [f"{kind}: {', '.join(found)}" for kind, found in kinds.items() if found]
-    by_client = dict(zip(whose, zip(*fills, strict=True), strict=False))
-    return dataclasses.replace(reading, features=tuple(features), fills=by_client)
+    return dataclasses.replace(reading, features=tuple(features))
 
 
-def usual(feature: Feature, values: Float[np.ndarray, " n"]) -> float | None:
-    """Return the median of those values that are there, of words the most frequent one; None:
-    there is none.
-    """
-    known = values[np.isfinite(values)]
-    if not len(known):
-        return None
-    return float(np.bincount(known.astype(int)).argmax() if feature.levels else np.median(known))
-
-
-def rows_of(clients: Sequence[Any]) -> dict[Any, Int[np.ndarray, " m"]]:
-    """List the rows of every client."""
-    rows: dict[Any, list[int]] = {}
-    for row, client in enumerate(clients):
-        rows.setdefault(client, []).append(row)
-    return {client: np.array(found) for client, found in rows.items()}
+def rounded_away(values: Float[np.ndarray, "n *features"]) -> Bool[np.ndarray, "*features"]:
+    """Tell whether single precision rounds away differences between the values of a feature."""
+    return np.ptp(values - values.astype(np.float32), axis=0) > values.std(axis=0) / FAR
 
 
 def kind_of(
@@ -348,8 +269,8 @@ def kind_of(
         return Feature(name)
     _, levels = numbered(present.map(in_one_form).tolist())
     once = len(levels) == len(present)
-    if len(levels) > reading.max_levels or (once and len(present) >= FEW):
-        most = "each of them once" if once else f"more than data.max_levels={reading.max_levels}"
+    if len(levels) > MOST_LEVELS or (once and len(present) >= FEW):
+        most = "each of them once" if once else f"more than {MOST_LEVELS}"
         findings.problems.append(
             f"column {name!r} holds {len(levels):,} different words, such as {present.iloc[0]!r}, "
             f"{most}, too many for an input each; leave it out with data.ignore={name}, or say "

@@ -26,7 +26,7 @@ TERMS = {name: entry.terms for name, entry in _ORDERED}  # licence and whom to c
 SOURCES: Registry[Dataset] = Registry(
     "dataset",
     {name: (entry.load, entry.description) for name, entry in _ORDERED},
-    given=(*PLACES, "left_out_client", "standardize"),
+    given=(*PLACES, "left_out_client"),
     makes=Dataset,
 )
 available = SOURCES.available  # () -> names that `load` knows, each with a line about it
@@ -49,7 +49,6 @@ def load(
     *,
     path: Place = None,
     left_out_client: int | str | None = None,
-    standardize: str = "auto",
     **options: Any,
 ) -> Dataset:
     """Load a dataset by name.
@@ -65,8 +64,6 @@ def load(
             folder with their original files.
         left_out_client: the client that a run leaves out, by name or number: nothing is learnt from
             its rows.
-        standardize: how a run standardizes, which decides what missing cells of a table are filled
-            with.
         **options: of the source, for example writers=20 for "glyphs".
 
     Returns:
@@ -86,7 +83,7 @@ def load(
     if name in _LIBRARIES and "dataset" not in options:
         raise ValueError(f"a dataset of this library is written {name}:NAME, such as {name}:mnist")
     places = {"root": root or None, "path": path or None, "download": download}
-    own = {"left_out_client": left_out_client, "standardize": standardize, **places}
+    own = {"left_out_client": left_out_client, **places}
     usual = inspect.signature(load).parameters
     taken = inspect.signature(SOURCES.builder(name)).parameters
     given = {  # options that are not given keep the loader's default

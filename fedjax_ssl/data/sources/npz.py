@@ -24,7 +24,7 @@ from fedjax_ssl.data.reading.own import (
     read_arrays,
 )
 from fedjax_ssl.data.reading.register import dataset
-from fedjax_ssl.data.reading.table_reading import FAR
+from fedjax_ssl.data.reading.table_reading import rounded_away
 from fedjax_ssl.errors import counted
 from fedjax_ssl.registry import Changes
 
@@ -225,14 +225,11 @@ def _texts(arrays: Arrays) -> "pandas.DataFrame":
 def _about_inputs(x: np.ndarray) -> list[str]:
     """Find what may not be what was meant, a sentence each."""
     found = axes_of_images("inputs", x.shape)
-    if x.ndim == 2:
-        rounding = np.ptp(x - x.astype(np.float32), axis=0)
-        lost = np.flatnonzero(rounding > x.std(axis=0) / FAR)
-        if len(lost):
-            found.append(
-                f"{counted(len(lost), 'feature')} (first number {lost[0]}): so far from 0 that "
-                "single precision loses differences; subtract the mean before"
-            )
+    if x.ndim == 2 and len(lost := np.flatnonzero(rounded_away(x))):
+        found.append(
+            f"{counted(len(lost), 'feature')} (first number {lost[0]}): so far from 0 that "
+            "single precision loses differences; subtract the mean before"
+        )
     return found
 
 

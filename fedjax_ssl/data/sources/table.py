@@ -8,7 +8,7 @@ import numpy as np
 from fedjax_ssl.data.dataset import Dataset, Names
 from fedjax_ssl.data.federation.federated_data import client_number
 from fedjax_ssl.data.reading.cache import facts_of, kept_for
-from fedjax_ssl.data.reading.columns import Columns, TableOptions, proportions_digest, read_columns
+from fedjax_ssl.data.reading.columns import TableOptions, proportions_digest, read_columns
 from fedjax_ssl.data.reading.own import (
     SHOWN,
     Findings,
@@ -39,7 +39,6 @@ def load_table(
     root: Place = None,
     path: Place = None,
     left_out_client: int | str | None = None,
-    standardize: str = "auto",
     features: Names | None = None,
     ignore: Names = (),
     cells: CellOptions,
@@ -58,8 +57,6 @@ def load_table(
             most of; also `.csv.gz`), or `.parquet`, which needs pyarrow.
         left_out_client: the client that is the test set, by name or number: its rows are no
             training rows.
-        standardize: as `config.data.standardize`: of "client", missing cells are filled in by the
-            rows of each client.
         features: columns that are inputs, in this order; by default all but those below.
         ignore: columns that are not.
         cells: what the cells hold.
@@ -105,7 +102,6 @@ def load_table(
             cells.missing,
             marks,
             named["codes"],
-            cells.max_levels,
             named["dates"],
             cells.date_format,
             cells.decimal,
@@ -120,12 +116,8 @@ def load_table(
         train = ~columns.is_test
         if left_out_client is not None and columns.client_names is not None:
             train &= columns.client != client_number(columns.client_names, left_out_client)
-        clients = _clients(columns)
-        fitted_for: list[str] = []
-        if clients and cells.missing == "median" and standardize == "client":
-            fitted_for = np.where(columns.is_test, "", clients).tolist()
-        reading = fit(table, chosen, train, asked, findings, fitted_for)
-        x, used = reading.read(table, findings, clients)
+        reading = fit(table, chosen, train, asked, findings)
+        x, used = reading.read(table, findings)
         findings.stop(given)
         findings.notes += identifiers(reading.inputs, x[train])
         return columns.rows(used).dataset(
@@ -139,7 +131,7 @@ def load_table(
         )
 
     content = [facts_of([given]), proportions_digest(options.proportions)]
-    told = [options, cells, named, left_out_client, standardize == "client"]
+    told = [options, cells, named, left_out_client]
     return kept_for(root, "table", given, told, content, make)
 
 
@@ -152,14 +144,6 @@ def _about_names(table: "pandas.DataFrame") -> list[str]:
         f"names of columns are numbers ({', '.join(numbers[:SHOWN])}); if the first line is an "
         "example, put a line with the names of the columns above it"
     ]
-
-
-def _clients(columns: Columns) -> list[str] | None:
-    """Name the client of each row; None: nobody says who has them."""
-    if columns.client is None or columns.client_names is None:
-        return None
-    names = [*columns.client_names, ""]
-    return [names[number] for number in columns.client]
 
 
 def _features(
