@@ -1,4 +1,4 @@
-"""Binary codes of points by random hyperplanes, and the Hamming distances that tell angles
+"""Binary codes of points by random hyperplanes, and the Hamming distances that estimate angles
 (XCLP, steps 1 to 5).
 """
 
@@ -14,22 +14,23 @@ from fedjax_ssl.backend import backend
 from fedjax_ssl.checks import check_whole_numbers
 from fedjax_ssl.graph.graph_settings import check_features
 
-# Every product has the same shape, whatever the number of points: a row's code then does not depend
-# on how many rows stand around it, since a matrix product may sum in another order when its shape
-# changes.
+# A matrix product may sum in another order when its shape changes. So every product has the same
+# shape, and a row's code does not depend on the number of other rows.
 _BITS_PER_BLOCK = 256
-# An accelerator computes a product of 256 points in less time than it takes to start it.
+# On an accelerator, a product of 256 points takes less time than its start.
 _FEW_POINTS = 256
 _MANY_POINTS = 2048
-# Sums over more words than this compile too slowly when written out; they are written out block by
-# block.
+# Sums over more words than this compile too slowly when written out at once; they are written out
+# in blocks.
 _MOST_WORDS_AT_ONCE = 128
 _WORDS_PER_BLOCK = 64
 
 
 @jax.jit
 def has_angle(features: Float[Array, "n d"]) -> Bool[Array, " n"]:
-    """Mark the rows that have a direction, finite and not zero: only these can have neighbours."""
+    """Return the mask of rows with a direction, finite and not zero: only these can have
+    neighbours.
+    """
     return jnp.isfinite(features).all(axis=1) & (features != 0).any(axis=1)
 
 
@@ -40,22 +41,21 @@ def lsh_codes(
     *,
     points_at_once: int | None = None,
 ) -> UInt32[Array, "n words"]:
-    """Codes every row by the signs of Gaussian projections (XCLP, Algorithm 1 steps 2 and 3).
+    """Code every row by the signs of Gaussian projections (XCLP, Algorithm 1 steps 2 and 3).
 
     Two rows at angle t differ in each bit with probability t / pi. Equal rows get equal codes, on
     every machine that runs the same program, and scaling a row by a power of two changes nothing.
-    The first bits of a longer code are the shorter code. A zero row gets all ones and a row with
-    NaN or infinity, which can only come in under a trace, the code of a zero row: mask both with
-    `has_angle`.
+    The first bits of a longer code are the shorter code. A zero row gets all ones, and so does a
+    row with NaN or infinity, which is possible under a trace only: mask both with `has_angle`.
 
     Args:
         key: typed key of the projections, the same for all clients of one call and unknown to the
             server.
         features: [n, d] floating.
         num_bits: bits per point, at least 1.
-        points_at_once: points of one product, to a multiple of which rows are filled up; by default
-            256 on a CPU and for up to 2,048 rows, otherwise 2,048. With another number a bit whose
-            projection is nearly 0 may differ.
+        points_at_once: points of one product; rows are padded to a multiple of it. By default 256
+            on a CPU and for up to 2,048 rows, otherwise 2,048. Another number may change bits whose
+            projection is nearly 0.
 
     Returns:
         [n, ceil(num_bits / 32)], bit j of a code in word j // 32 at position j % 32; unused high
@@ -80,7 +80,8 @@ def _lsh_codes(key: Key[Array, ""], features: Array, num_bits: int, points_at_on
     num_words = -(-num_bits // 32)
     finite = jnp.isfinite(features).all(axis=1, keepdims=True)
     features = jnp.where(finite, features, 0)
-    # A power of two is exact, and keeps sums of very large or very small features within range.
+    # Dividing by a power of two is exact, and keeps sums of very large or very small features
+    # within range.
     _, exponent = jnp.frexp(jnp.max(jnp.abs(features), axis=1, keepdims=True, initial=0))
     features = jnp.ldexp(features, -exponent)
     padding = -num_points % points_at_once
@@ -88,7 +89,7 @@ def _lsh_codes(key: Key[Array, ""], features: Array, num_bits: int, points_at_on
     bit_values = jnp.asarray(1 << np.arange(32, dtype=np.uint32))
 
     def code_bits(block: Array) -> Array:
-        # Drawn in float32 also where the features are float64, so that both see the same
+        # Drawn in float32 even if features are float64, so that both types use the same
         # hyperplanes.
         shape = (num_features, _BITS_PER_BLOCK)
         directions = jax.random.normal(jax.random.fold_in(key, block), shape, jnp.float32)
@@ -115,12 +116,12 @@ def _lsh_codes(key: Key[Array, ""], features: Array, num_bits: int, points_at_on
 def popcount_distances(
     codes: UInt32[Array, "n words"], words: UInt32[Array, "words m"], dtype: jnp.dtype
 ) -> Int[Array, "n m"]:
-    """Distances in bits by exclusive or and population count, the fast way on a CPU; `words` are
-    codes transposed.
+    """Return distances in bits by exclusive or and population count, the fast way on a CPU; `words`
+    are transposed codes.
 
     XCLP, Algorithm 1 step 4, without the cryptography.
 
-    The dtype has to hold the number of bits. The sum over words is written out so that the compiler
+    The dtype must hold the number of bits. The sum over words is written out so that the compiler
     fuses it into one loop over the output, with the transposed codes contiguous along the vector: a
     reduction over an axis was ten times slower.
     """
@@ -151,7 +152,7 @@ def _sum_of_popcounts(codes: Array, words: Array) -> Array:
 
 
 def signs_from_codes(codes: UInt32[Array, "n words"]) -> Int[Array, "n bits"]:
-    """Unpacks codes to +1 and -1 in int8, one byte per bit, 32 for each word."""
+    """Unpack codes to +1 and -1 in int8, one byte per bit, 32 for each word."""
     shifts = jnp.arange(32, dtype=jnp.uint32)
     bits = (codes[:, :, None] >> shifts) & jnp.uint32(1)
     return (2 * bits.astype(jnp.int8) - 1).reshape(codes.shape[0], -1)
@@ -160,10 +161,10 @@ def signs_from_codes(codes: UInt32[Array, "n words"]) -> Int[Array, "n bits"]:
 def matmul_distances(
     signs_a: Int[Array, "n bits"], signs_b: Int[Array, "m bits"], dtype: jnp.dtype
 ) -> Int[Array, "n m"]:
-    """Distances in bits by an integer matrix product, the fast way where there are matrix units.
+    """Return distances in bits by an integer matrix product, the fast way if there are matrix
+    units.
 
-    The dtype has to hold the number of bits. Bits that both codes leave unused agree and count as
-    0.
+    The dtype must hold the number of bits. Unused bits of the codes agree and count as 0.
     """
     contract_bits = (((1,), (1,)), ((), ()))
     agreement = lax.dot_general(signs_a, signs_b, contract_bits, preferred_element_type=jnp.int32)
@@ -179,8 +180,8 @@ def fastest_kernel(platform: str) -> str:
 def hamming_matrix(codes: UInt32[Array, "n words"]) -> Int32[Array, "n n"]:
     """Count the bits in which every two codes differ (XCLP, Algorithm 1 step 4).
 
-    All pairs at once, in 4 n^2 bytes: what the server of the paper holds. `nearest_neighbors` finds
-    the same neighbours without it.
+    The result has all pairs at once, in 4 n^2 bytes, like the server in the paper.
+    `nearest_neighbors` finds the same neighbours without it.
 
     Args:
         codes: [n, words] as `lsh_codes` returns them.
@@ -204,8 +205,8 @@ def cosine_from_hamming(distance: Int[Array, "..."], num_bits: int) -> Float[Arr
     """Return the cosine of the angle that a Hamming distance estimates, cos(pi H / L) (XCLP,
     Algorithm 1 step 5).
 
-    Looked up in a table of num_bits + 1 values with exact 0 from a right angle on: a rounded cosine
-    near 0 would become an edge of weight 1 once degrees are normalized.
+    The cosine comes from a table of num_bits + 1 values, with exact 0 from a right angle on: a
+    rounded cosine near 0 would become an edge of weight 1 after normalization by degrees.
 
     Args:
         distance: integers, bits that differ, 0..num_bits; larger ones count as num_bits.

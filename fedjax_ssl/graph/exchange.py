@@ -1,11 +1,10 @@
-"""Exchange data of different clients in Algorithm 1: protocols take this place (XCLP, steps 4 and 9
-to 12).
+"""The two steps of Algorithm 1 that combine data of different clients; protocols can replace them
+(XCLP, steps 4 and 9 to 12).
 
-Codes and labels of a client meet those of others twice: in the distances between points, and in the
-sums that are the scores. The kernels of this room do all of it in one compiled program. With an
-`Exchange` the server and the clients each do their own part, and what they do together is a call of
-a host function, which runs a protocol or stands in for one. Host functions run between rounds,
-never inside a compiled one.
+Data of different clients are combined twice: in the distances between points, and in the sums that
+are the scores. The kernels of this room do both in one compiled program. With an `Exchange`, server
+and clients each do their own part, and the joint steps are calls of host functions, which run a
+protocol or stand in for one. Host functions run between rounds, never inside a compiled one.
 """
 
 import math
@@ -22,27 +21,27 @@ from fedjax_ssl.graph.graph_settings import GraphSettings
 from fedjax_ssl.graph.neighbors import Neighbors, neighbors_from_matrix
 from fedjax_ssl.graph.propagation import influence_columns
 
-# With fewer bits behind the point, rounding would change labels.
+# With fewer fractional bits, rounding would change labels.
 _LEAST_FRACTION_BITS = 8
 
 
 class Exchange(NamedTuple):
-    """The two steps that clients and server do together, on NumPy arrays of exact integers. None:
-    the kernels.
+    """The two joint steps of clients and server, on NumPy arrays of exact integers. A step that is
+    None is done by the kernels.
 
     `distances(a, b, codes_a, codes_b)` gets uint32 [n_a, words] and [n_b, words] and returns int32
-    [n_a, n_b]: how many bits differ between the points of client a and those of client b. It is
-    called once for every pair a <= b; with a == b the client works them out alone. The server
-    learns the distances, clients learn nothing. `num_bits + 1` in place of a distance means
-    unknown, since a client dropped out; it makes no edge. Exact distances make the neighbours those
+    [n_a, n_b]: the number of different bits between points of client a and of client b. It is
+    called once for every pair a <= b; with a == b the client computes the distances alone. The
+    server learns the distances, clients learn nothing. A distance of `num_bits + 1` means unknown
+    because a client dropped out; it makes no edge. With exact distances, the neighbours are those
     of the kernels, bit for bit.
 
     `row_sums(shares, clients)` gets a uint32 [n, C] from every client, also from those without
-    labels: its part of the scores of all n points, in fixed point. `clients` [n] says whose point a
-    row is. It returns uint32 [n, C], the sum modulo 2^32. A client learns its own rows of it, the
-    server learns nothing. Rows that nobody learns are 0: no label. Exact sums make labels,
-    confidences and scores those of `IDEAL`, bit for bit; rounding once for each client with labels,
-    they are not those of the kernels, but within 2^-(f + 1) for each, see `fraction_bits`.
+    labels: its part of the scores of all n points, in fixed point. `clients` [n] has the owner of
+    each row's point. It returns uint32 [n, C], the sum modulo 2^32. A client learns its own rows of
+    it, the server learns nothing. Rows that no client learns are 0: no label. With exact sums,
+    labels, confidences and scores are those of `IDEAL`, bit for bit. They differ from the kernels'
+    by rounding, at most 2^-(f + 1) for each client with labels, see `fraction_bits`.
 
     `begin(num_points)` is called ahead of these with every client and the number of
     its points that have a code; `columns(columns)` sends every client the columns [n, labelled] of
@@ -71,13 +70,13 @@ def _add_up(shares: dict[int, np.ndarray], clients: np.ndarray) -> np.ndarray:
     return np.stack(list(shares.values())).sum(axis=0, dtype=np.uint32)
 
 
-# every protocol has to agree with it; it hides nothing
+# Reference result for every protocol; it hides nothing.
 IDEAL = Exchange(_count_differing_bits, _add_up)
 
 
 def begin_exchange(exchange: Exchange, clients: Array, valid: Array, usable: Array) -> None:
-    """Tell the protocols who takes part: clients [n] with valid rows, and how many of theirs
-    are usable.
+    """Tell the protocols which clients take part: owners [n] of valid rows, and the usable ones
+    among them.
     """
     owner = np.asarray(clients)
     there = np.asarray(usable)
@@ -88,8 +87,8 @@ def begin_exchange(exchange: Exchange, clients: Array, valid: Array, usable: Arr
 def exchanged_neighbors(
     exchange: Exchange, codes: Array, clients: Array, usable: Array, settings: GraphSettings
 ) -> Neighbors:
-    """Take steps 4 to 6: the server gets all distances, 4 n^2 bytes, and keeps the nearest; not
-    usable: sends nothing.
+    """Run steps 4 to 6: the server gets all distances, 4 n^2 bytes, and keeps the nearest; rows
+    that are not usable send nothing.
     """
     assert exchange.distances is not None
     all_codes = np.asarray(codes)
@@ -126,8 +125,8 @@ def exchanged_scores(
     valid: Array,
     settings: GraphSettings,
 ) -> Array:
-    """Take steps 9 to 12: the scores Z = S Y, to which every client adds its part; rows that are
-    not valid are nobody's.
+    """Run steps 9 to 12: the scores Z = S Y, to which every client adds its part; rows that are not
+    valid belong to no client.
     """
     rows = np.flatnonzero(np.asarray(valid))
     owner = np.asarray(clients)
@@ -136,7 +135,8 @@ def exchanged_scores(
     scores = np.zeros_like(targets)
     if not labelled.size:
         return jnp.asarray(scores)
-    # The server's columns of S; it sends a client those of its labelled points (steps 9 and 10).
+    # The server computes the columns of S, and sends a client those of its labelled points (steps 9
+    # and 10).
     all_columns = np.asarray(
         influence_columns(graph, settings.alpha, jnp.asarray(labelled), settings.solver)
     )[rows]
@@ -150,7 +150,7 @@ def exchanged_scores(
     bits = fraction_bits(labelled.size, len(everybody), settings)
     shares = {}
     for client in everybody:
-        # The client multiplies them with its labels (step 11). Rounding is here, ahead of every
+        # The client multiplies them by its labels (step 11). Rounding happens here, before any
         # protocol.
         own = labelled[owner[labelled] == client]
         share = columns[client].astype(float) @ targets[own].astype(float)
@@ -164,11 +164,11 @@ def exchanged_scores(
 
 
 def fraction_bits(num_labelled: int, num_clients: int, settings: GraphSettings) -> int:
-    """Return the bits f behind the point of row sums: the most with which the largest possible
-    score stays below 2^32.
+    """Return the fractional bits f of row sums: the largest number that keeps the largest possible
+    score below 2^32.
 
-    The numbers are public: labelled points of all clients, and clients, each of which rounds.
-    ValueError if fewer than 8 bits are left.
+    It depends on public numbers only: labelled points of all clients, and clients, each of which
+    rounds once. ValueError if fewer than 8 bits are left.
     """
     largest = largest_score(num_labelled, settings)
     bits = spare_bits(largest, num_clients)
@@ -189,7 +189,8 @@ def largest_score(num_labelled: int, settings: GraphSettings) -> float:
     their number.
     """
     length = math.sqrt(num_labelled) if settings.label_norm == "none" else 1.0
-    return 1.01 * length / (1 - float(settings.alpha))  # 1 % for the error of an iterative solver
+    # 1 % more, for the error of an iterative solver
+    return 1.01 * length / (1 - float(settings.alpha))
 
 
 def _check(name: str, found: np.ndarray, shape: tuple[int, ...], dtype: type) -> None:
@@ -200,10 +201,10 @@ def _check(name: str, found: np.ndarray, shape: tuple[int, ...], dtype: type) ->
 
 
 def spare_bits(largest_sum: float, num_terms: int) -> int:
-    """Return the bits f behind the point: the most with which no sum reaches 2^32.
+    """Return the fractional bits f: the largest number for which no sum reaches 2^32.
 
     The sum of numbers that add up to at most `largest_sum`, each rounded, is at most 2^f
-    largest_sum + num_terms / 2. After `from_fixed_point` it is off by at most num_terms 2^-(f + 1).
+    largest_sum + num_terms / 2. After `from_fixed_point` its error is at most num_terms 2^-(f + 1).
     """
     return math.floor(math.log2((2**32 - num_terms) / largest_sum))
 
@@ -212,12 +213,12 @@ def to_fixed_point(values: np.ndarray, fraction_bits: int, largest: float) -> np
     """Round numbers of 0..largest to multiples of 2^-fraction_bits.
 
     Args:
-        values: float64, what one party adds to the sum.
+        values: float64, the terms of one party in the sum.
         fraction_bits: f, from `spare_bits`.
         largest: bound of the sum, and so of each of its terms.
 
     Returns:
-        uint32, as many; nothing saturates and nothing wraps around.
+        uint32, of the same shape; nothing saturates or wraps around.
 
     Raises:
         ValueError: NaN, infinity, a negative or a subnormal number, one above `largest`, or a bound
@@ -238,5 +239,5 @@ def to_fixed_point(values: np.ndarray, fraction_bits: int, largest: float) -> np
 
 
 def from_fixed_point(values: np.ndarray, fraction_bits: int) -> np.ndarray:
-    """Return the numbers, float64."""
+    """Return the numbers as float64."""
     return np.ldexp(values.astype(float), -fraction_bits)

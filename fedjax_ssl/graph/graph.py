@@ -35,7 +35,7 @@ class Graph(NamedTuple):
 
     @property
     def num_points(self) -> int:
-        """Number of points n."""
+        """Number of points, n."""
         return self.index.shape[0]
 
 
@@ -96,9 +96,9 @@ def _build_graph(neighbors: Neighbors, similarity_power: Array) -> Graph:
 
 
 class _Reverse(NamedTuple):
-    """A^T in chunks: the last three are fields of `Graph`."""
+    """A^T in chunks, see the last three fields of `Graph`."""
 
-    edge: Int32[Array, "chunks k"]  # number of an edge: row * k + place
+    edge: Int32[Array, "chunks k"]  # number of an edge, row * k + place
     has_edge: Bool[Array, "chunks k"]
     chunk_row: Int32[Array, " chunks"]
     first_chunk: Int32[Array, " n"]
@@ -110,7 +110,7 @@ def _reverse_lists(index: Array, is_edge: Array) -> _Reverse:
     num_points, width = index.shape
     num_edges = num_points * width
     target = jnp.where(is_edge, index, num_points).reshape(-1)
-    # Edges are numbered by their origin, so a stable sort orders each row of A^T by column.
+    # Edges are numbered by origin, so a stable sort orders each row of A^T by column.
     target, edges = lax.sort(
         (target, jnp.arange(num_edges, dtype=jnp.int32)), num_keys=1, is_stable=True
     )
@@ -129,15 +129,14 @@ def _reverse_lists(index: Array, is_edge: Array) -> _Reverse:
 
 
 def multiply(graph: Graph, vectors: Float[Array, "n c"]) -> Float[Array, "n c"]:
-    """Multiplies the graph's matrix with the columns of `vectors`, by gathering alone."""
+    """Multiply the graph's matrix by the columns of `vectors`, by gathering alone."""
     vectors = jnp.asarray(vectors)
     own = _weighted_rows(graph.weight, graph.index, vectors)
     chunks = _sum_chunks_to_first(
         graph, _weighted_rows(graph.reverse_weight, graph.reverse_index, vectors)
     )
     others = jnp.where((graph.num_chunks > 0)[:, None], _rows(chunks, graph.first_chunk), 0)
-    # Kept apart from what follows, so that padding cannot change which products the compiler
-    # contracts.
+    # A barrier, so that padding cannot change the products that the compiler contracts.
     return lax.optimization_barrier(own + others)
 
 
@@ -146,10 +145,10 @@ def _rows(vectors: Array, index: Array) -> Array:
 
 
 def _weighted_rows(weight: Array, index: Array, vectors: Array) -> Array:
-    """Sum over j of weight[:, j] * vectors[index[:, j]].
+    """Return the sum over j of weight[:, j] * vectors[index[:, j]].
 
-    Written out over j the compiler makes one loop of vectorized row gathers; a reduction over the
-    axis of j was 2 times slower for 10 columns of `vectors` and 28 times for 62.
+    Written out over j, the compiler makes one loop of vectorized row gathers. A reduction over j
+    was 2 times slower for 10 columns of `vectors`, and 28 times for 62.
     """
     width = weight.shape[1]
     if width <= _UNROLLED:
@@ -170,7 +169,7 @@ def _weighted_rows(weight: Array, index: Array, vectors: Array) -> Array:
 
 
 def _sum_chunks_to_first(graph: Graph, chunks: Array) -> Array:
-    """Add up the chunks of each row into its first one, doubling the stride: log2(most chunks)
+    """Add up the chunks of each row into its first one, doubling the stride, in log2(most chunks)
     gathers.
     """
     places = jnp.arange(chunks.shape[0], dtype=jnp.int32)
@@ -194,7 +193,7 @@ def _sum_chunks_to_first(graph: Graph, chunks: Array) -> Array:
 
 @jax.jit
 def dense_matrix(graph: Graph) -> Float[Array, "n n"]:
-    """Return the graph's normalized, symmetric matrix, dense: for small graphs and for tests."""
+    """Return the graph's normalized symmetric matrix, dense, for small graphs and tests."""
     num_points = graph.num_points
     rows = jnp.arange(num_points, dtype=jnp.int32)[:, None]
     half = (

@@ -1,8 +1,7 @@
-"""The settings of one propagation, and checks of arguments: shapes always, values where they are
-known.
+"""Settings of one propagation, and checks of arguments: shapes always, values if they are known.
 
-Values are looked at with NumPy: a known value inside somebody's trace would become unknown in a JAX
-operation.
+Values are checked with NumPy, because a JAX operation inside a trace would make a known value
+unknown.
 """
 
 import dataclasses
@@ -28,17 +27,13 @@ Hamming = Literal["transfer", "paillier"]
 class GraphSettings:
     """Settings of label propagation over a graph. Alpha and the power may be traced.
 
-    Attributes:
-        num_bits: L, bits per code; graphs of exact cosines have none.
-        num_neighbors: k, neighbours per example.
-        alpha: how far labels travel.
-        similarity_power: exponent of the kept similarities.
-        label_norm: "none", or "class" to divide each label by the number of labels of its class, so
-            that the class with most labels does not win everywhere.
-        confidence_scale: "none", "max" (divide by the largest confidence of the graph) or
-            "client_max" (by the largest of each client).
-        solver: of the linear system, "cholesky" (dense), "conjugate_gradient" (sparse), or "auto":
-            the first up to 512 points.
+    Attributes: num_bits: L, bits per code; not used with exact cosines. num_neighbors: k,
+    neighbours per example. alpha: how far labels travel. similarity_power: exponent of the kept
+    similarities. label_norm: "none", or "class" to divide each label by the number of labels of its
+    class, so that the class with most labels does not win everywhere. confidence_scale: "none",
+    "max" (divide by the largest confidence of the graph) or "client_max" (by the largest of each
+    client). solver: solver of the linear system: "cholesky" (dense), "conjugate_gradient" (sparse),
+    or "auto": the first up to 512 points.
     """
 
     num_bits: Annotated[int, Whole(1, 2**20)] = 4096
@@ -50,28 +45,24 @@ class GraphSettings:
     solver: Solver = "auto"
 
 
-# The text of the paper, and what the authors' code does.
+# The paper's text, and the authors' code.
 PAPER = GraphSettings()
 CODE = GraphSettings(similarity_power=3.0, label_norm="class", confidence_scale="max")
 
 
 def is_known(value: object) -> bool:
-    """Return whether a value can be read now, that is, whether it is not traced."""
+    """Return whether a value can be read now, so is not traced."""
     return not isinstance(value, jax.core.Tracer)
 
 
 def check_known(interval: str, /, **numbers: Any) -> None:
-    """Raise ValueError for a number that is known, as a scalar array too, and not in an
-    interval.
-    """
+    """Raise ValueError for a known number, or scalar array, outside of an interval."""
     known = {name: value for name, value in numbers.items() if is_known(value)}
     check_numbers(interval, **{name: np.asarray(value).item() for name, value in known.items()})
 
 
 def check_features(features: jax.Array) -> None:
-    """Raise ValueError unless features are floats of shape [n, d], and finite where that can be
-    seen.
-    """
+    """Raise ValueError unless features are floats of shape [n, d], and finite if that is known."""
     if features.ndim != 2:
         raise ValueError(
             f"features have shape {features.shape}; they must be [points, features]: flatten "
@@ -102,8 +93,8 @@ def check_codes(codes: jax.Array, num_bits: int) -> None:
 
 
 def check_labels(labels: jax.Array, num_points: int, num_classes: int) -> None:
-    """Raise ValueError unless labels are integers [n], and within {-1, .., num_classes - 1}
-    where that can be seen.
+    """Raise ValueError unless labels are integers [n], and within {-1, .., num_classes - 1} if that
+    is known.
     """
     check_whole_numbers(num_classes=num_classes)
     if labels.shape != (num_points,) or not jnp.issubdtype(labels.dtype, jnp.integer):

@@ -1,11 +1,11 @@
-"""Plan which examples to label next, from the graph that XCLP builds anyway.
+"""Plan which examples to label next, from the graph of XCLP.
 
-S = (I - alpha W)^(-1) says how far a label at point j reaches point i. A set L of labelled points
-covers f(L) = sum over i of max over j in L of S_ij. This is facility location, monotone and
-submodular, so that the greedy choice has at least 1 - 1/e of the best coverage for a budget in all,
-and half of it for a budget per client (Nemhauser, Wolsey and Fisher, 1978). Lazy greedy (Minoux,
-1978) makes the same choice and evaluates few gains: a gain can only fall, so that an old one is a
-bound. The other strategies of `STRATEGIES` are what a plan is compared with.
+The entry S_ij of S = (I - alpha W)^(-1) is the influence of a label at point j on point i. A set L
+of labelled points covers f(L) = sum over i of max over j in L of S_ij. This is facility location,
+monotone and submodular, so the greedy choice reaches at least 1 - 1/e of the best coverage for a
+total budget, and half of it for a budget per client (Nemhauser, Wolsey and Fisher, 1978). Lazy
+greedy (Minoux, 1978) makes the same choice but evaluates few gains: a gain can only fall, so an old
+one is a bound. The other strategies of `STRATEGIES` are for comparison.
 """
 
 from collections.abc import Callable
@@ -28,10 +28,10 @@ from fedjax_ssl.graph.neighbors import nearest_neighbors
 from fedjax_ssl.graph.propagation import influence_columns, sum_rows
 
 SETTINGS = GraphSettings(num_bits=1024, num_neighbors=10, alpha=0.9)
-# Entries of S that are kept: half a GiB in single precision.
+# Entries of S in memory: half a GiB in single precision.
 _MOST_ENTRIES = 2**27
 _COLUMNS_AT_ONCE = 128
-# TypiClust: most clusters, points of a cluster that is too small, neighbours of a typical point.
+# TypiClust: most clusters, largest cluster that counts as too small, neighbours of a typical point.
 _MOST_CLUSTERS = 500
 _SMALL = 5
 _TYPICAL_NEIGHBORS = 20
@@ -45,20 +45,21 @@ class Pool(NamedTuple):
     features: Float[Array, "n d"]
     valid: Bool[Array, " n"]  # False: padding
     labelled: Bool[Array, " n"]
-    allowed: Bool[Array, " n"]  # may be chosen
+    allowed: Bool[Array, " n"]  # mask of points that may be chosen
     client: Int32[Array, " n"]
     quota: Int32[Array, " clients"]  # labels that each client may still get
     margin: Float[Array, " n"] | None = None
-    # ^ how far a network's first class is ahead of its second, in probability
+    # ^ a network's probability of its first class minus that of its second
 
 
 class Plan(NamedTuple):
     """Points to label, the most useful one first."""
 
-    rows: Int32[Array, " budget"]  # -1 behind the last one that could be chosen
-    gain: Float[Array, " budget"]  # coverage that each adds; NaN unless the strategy is "influence"
-    covered: Float[Array, ""]  # coverage of the labels that were there
-    connected: Int32[Array, ""]  # points with an edge; all for a strategy without a graph
+    rows: Int32[Array, " budget"]  # row numbers; -1 after the last point that could be chosen
+    gain: Float[Array, " budget"]
+    # ^ coverage that each point adds; NaN unless the strategy is "influence"
+    covered: Float[Array, ""]  # coverage by the labels that existed before
+    connected: Int32[Array, ""]  # points with an edge; all points for a strategy without a graph
 
 
 @required
@@ -75,24 +76,24 @@ def plan_labels(
     candidates: int | None = None,
     seed: int = 0,
 ) -> Plan:
-    """Plan which examples of all clients to label next, without knowing any class.
+    """Plan which examples of all clients to label next, without using any class.
 
     Args:
         features: [n, d], the points of all clients, one after the other: features of a network, or
             inputs.
-        labels: [n], -1 where there is none; a label counts as one that is there, whatever it is.
+        labels: [n], -1 = no label; only whether there is a label counts, not its class.
         clients: [n], the client that holds each point, numbers or names. None: one client has all.
-        budget: labels in all. None: as many as `per_client` allows.
-        per_client: most labels of one client. None: the budget alone counts.
+        budget: labels in total. None: as many as `per_client` allows.
+        per_client: most new labels of one client. None: only the budget counts.
         strategy: a name of `STRATEGIES`.
         probabilities: [n, K] of a network, for the strategy "margin".
-        settings: of the graph; bits, neighbours and alpha count.
-        candidates: so many random points may be chosen, for the strategy "influence"; by default
-            all, up to about 11,500, and as many as fit in half a GiB beyond.
-        seed: decides random projections and random choices.
+        settings: settings of the graph; bits, neighbours and alpha are used.
+        candidates: number of random points to choose among, for the strategy "influence"; by
+            default all points up to about 11,500, and beyond that as many as fit into half a GiB.
+        seed: random seed of projections and random choices.
 
     Returns:
-        A plan of NumPy arrays. Coverage is a share of what all candidates together would cover.
+        A plan of NumPy arrays. Coverage is relative to the coverage by all candidates together.
 
     Raises:
         ValueError: arguments out of range, nothing to label, too few points or a graph without
@@ -160,7 +161,7 @@ def plan_labels(
 
 
 def _margin(probabilities: ArrayLike | None, num_points: int) -> Array:
-    """Return each point's lead of its first class over its second."""
+    """Return the probability of each point's first class minus that of its second."""
     given = np.asarray(() if probabilities is None else probabilities)
     if given.ndim != 2 or given.shape[0] != num_points or not np.isfinite(given).all():
         raise ValueError(
@@ -172,18 +173,18 @@ def _margin(probabilities: ArrayLike | None, num_points: int) -> Array:
 
 
 def most_candidates(num_points: int) -> int:
-    """Return the number of points that a plan chooses among: all of them while S fits into memory;
-    note where it is a random part.
+    """Return the number of points to choose among: all of them if S fits into memory; add a note if
+    it is a random part.
     """
     room = _MOST_ENTRIES // num_points
-    room = max(room - room % _COLUMNS_AT_ONCE, 1)  # whole blocks
+    room = max(room - room % _COLUMNS_AT_ONCE, 1)  # a multiple of the block size
     if room < num_points:
         note(f"the plan chooses among {room:,} random ones of {num_points:,} examples")
     return min(room, num_points)
 
 
 def _count(free: np.ndarray, names: np.ndarray, budget: int | None, per_client: int | None) -> int:
-    """Return the number of labels to plan, and note where it is smaller than asked for."""
+    """Return the number of labels to plan; add a note if it is smaller than the budget."""
     if budget is None and per_client is None:
         raise ValueError("budget and per_client are None; give one of them")
     if not free.any():
@@ -212,21 +213,21 @@ def choose(
     settings: GraphSettings = SETTINGS,
     candidates: int | None = None,
 ) -> Plan:
-    """Choose points to label; a pure function that can be traced, and mapped over keys and pools.
+    """Choose points to label; a pure function that can be traced and mapped over keys and pools.
 
     Args:
-        key: decides random projections and random choices.
-        pool: what there is. Points that are not allowed are points of the graph all the same.
-        budget: labels in all.
+        key: random key of projections and random choices.
+        pool: points to choose from. Points that are not allowed are still in the graph.
+        budget: labels in total.
         strategy: a name of `STRATEGIES`; "margin" needs `pool.margin`.
         num_labelled: number of points of the pool with a label.
-        settings: of the graph.
-        candidates: so many random points may be chosen by "influence"; None: all.
+        settings: settings of the graph.
+        candidates: number of random points to choose among by "influence"; None: all.
 
     Returns:
-        The plan. Equally good points are chosen by number, the lowest first.
+        The plan. Among equally good points, the lowest row number is chosen.
     """
-    # Padding comes last, where it cannot change the order of a sum.
+    # Padding goes last, so that it cannot change the order of a sum.
     order = jnp.argsort(~pool.valid, stable=True).astype(jnp.int32)
     by_point = {
         name: values[order]
@@ -247,7 +248,7 @@ def _by_influence(
     settings: GraphSettings,
     candidates: int | None,
 ) -> Plan:
-    """Cover the graph: every label is put where it adds most coverage."""
+    """Cover the graph: put every label where it adds most coverage."""
     graph = plan_graph(key, pool.features, pool.valid, settings)
     rows = _candidates(key, pool.allowed, candidates)
     influence = _influence_rows(graph, settings.alpha, rows)
@@ -272,7 +273,7 @@ def _by_influence(
 
 
 def plan_graph(key: Array, features: Array, valid: Array, settings: GraphSettings) -> Graph:
-    """Build the graph of a plan, as XCLP does, from codes."""
+    """Build the graph of a plan from codes, as XCLP does."""
     codes = lsh_codes(key, features, settings.num_bits)
     usable = valid & has_angle(features)
     neighbors = nearest_neighbors(codes, settings.num_bits, settings.num_neighbors, usable)
@@ -280,7 +281,7 @@ def plan_graph(key: Array, features: Array, valid: Array, settings: GraphSetting
 
 
 def _candidates(key: Array, allowed: Array, count: int | None) -> Array:
-    """Choose the rows that a plan looks at: all, or a random part, in order."""
+    """Choose the candidate rows: all, or a random part, in order."""
     num_points = allowed.shape[0]
     if count is None or count >= num_points:
         return jnp.arange(num_points, dtype=jnp.int32)
@@ -293,7 +294,7 @@ def _first_rows(mask: Array, count: int) -> Array:
 
 
 def _influence_rows(graph: Graph, alpha: Any, rows: Array) -> Array:
-    """Return rows of S, [m, n], which is symmetric, some columns at once."""
+    """Return rows of S, [m, n], computed as some columns at once, because S is symmetric."""
     width = min(_COLUMNS_AT_ONCE, rows.shape[0])
     blocks = jnp.pad(rows, (0, -rows.shape[0] % width), mode="edge").reshape(-1, width)
     found = lax.map(lambda some: influence_columns(graph, alpha, some).T, blocks)
@@ -312,18 +313,19 @@ def cover_greedily(
     quota: Int[Array, " clients"],
     budget: int,
 ) -> tuple[Int32[Array, " budget"], Float[Array, " budget"]]:
-    """Choose candidates by lazy greedy: each next one adds most coverage, the lowest of equals.
+    """Choose candidates by lazy greedy: each next one adds most coverage; of equal ones, the
+    lowest.
 
     Args:
         influence: S of every candidate on every point.
-        covered: max of S over the labels that are there.
+        covered: max of S over existing labels.
         allowed: candidates that may be chosen.
         client: client of every candidate.
         quota: labels that each client may get.
-        budget: labels in all.
+        budget: labels in total.
 
     Returns:
-        Numbers of candidates, -1 where none was left, and the coverage that each added.
+        Numbers of candidates, -1 if none was left, and the coverage that each added.
     """
 
     def choose_next(carry: tuple, _: None) -> tuple:
@@ -339,7 +341,7 @@ def cover_greedily(
 
         def evaluate(search: tuple) -> tuple:
             bound, fresh, best = search
-            # One order of the sum, so that a gain never rises, not by rounding either.
+            # A fixed order of the sum, so that a gain never rises by rounding.
             gain = _sum(jnp.maximum(influence[best] - covered, 0))
             bound = bound.at[best].set(gain)
             return bound, fresh.at[best].set(True), best_of(bound)
@@ -365,7 +367,7 @@ def _one_by_one(
     preferences: Callable[[Any], tuple[Array, ...]],
     update: Callable[[Any, Array], Any] = lambda state, row: state,
 ) -> Plan:
-    """Choose the point that every preference in turn holds for best, the lowest of equals."""
+    """Choose the best point by the preferences in their order; of equal ones, the lowest."""
 
     def choose_next(carry: tuple, _: None) -> tuple:
         state, allowed, quota = carry
@@ -375,7 +377,7 @@ def _one_by_one(
             among &= values == jnp.max(jnp.where(among, values, -jnp.inf))
         row = jnp.argmax(among).astype(jnp.int32)
         quota = quota.at[pool.client[row]].add(-found.astype(quota.dtype))
-        # Behind the last choice the state does not matter any more.
+        # After the last choice the state is not used any more.
         return (update(state, row), allowed.at[row].set(False), quota), jnp.where(found, row, -1)
 
     start = state, pool.allowed, pool.quota
@@ -386,21 +388,21 @@ def _one_by_one(
 
 
 def _at_random(key: Array, pool: Pool, budget: int, *_: Any) -> Plan:
-    """Choose by chance."""
+    """Choose at random."""
     noise = jax.random.uniform(key, pool.valid.shape, jnp.float32)
     return _one_by_one(pool, budget, None, lambda _: (noise,))
 
 
 def _by_margin(key: Array, pool: Pool, budget: int, *_: Any) -> Plan:
-    """Choose where the network's two likeliest classes are nearest to each other."""
+    """Choose points with the smallest margin between the network's two likeliest classes."""
     margin = pool.margin
     assert margin is not None
     return _one_by_one(pool, budget, None, lambda _: (-margin,))
 
 
 def _by_centres(key: Array, pool: Pool, budget: int, num_labelled: int, *_: Any) -> Plan:
-    """Choose the point that is farthest from all labelled ones, the first by chance (k-center
-    greedy; Sener and Savarese, 2018, Active learning for convolutional neural networks).
+    """Choose the point farthest from all labelled ones, the first at random (k-center greedy; Sener
+    and Savarese, 2018, Active learning for convolutional neural networks).
     """
     points = _directions(pool.features)
     noise = jax.random.uniform(key, pool.valid.shape, points.dtype)
@@ -420,12 +422,12 @@ def _by_centres(key: Array, pool: Pool, budget: int, num_labelled: int, *_: Any)
 
 
 def _by_clusters(key: Array, pool: Pool, budget: int, num_labelled: int, *_: Any) -> Plan:
-    """Choose the most typical point of the cluster with fewest labels, the largest of equals
-    (TypiClust; Hacohen, Dekel and Weinshall, 2022, Active learning on a budget).
+    """Choose the most typical point of the cluster with fewest labels; of several, the largest
+    cluster (TypiClust; Hacohen, Dekel and Weinshall, 2022, Active learning on a budget).
 
-    As in the paper and its code: a cluster for every label, 500 at most; clusters of up to 5 points
-    do not count before all others are used up; a point is typical where its 20 nearest neighbours
-    within the cluster are near.
+    As in the paper and its code: one cluster for every label, at most 500; clusters of up to 5
+    points are used last; a point is typical if its 20 nearest neighbours within the cluster are
+    near.
     """
     count = min(num_labelled + budget, _MOST_CLUSTERS, pool.valid.shape[0])
     points = _directions(pool.features)
@@ -446,13 +448,13 @@ def _by_clusters(key: Array, pool: Pool, budget: int, num_labelled: int, *_: Any
 
 
 def _directions(features: Array) -> Array:
-    """Bring every point to length 1, as the angles of the graph do."""
+    """Scale every point to length 1, because the graph compares angles."""
     norm = jnp.linalg.norm(features, axis=1, keepdims=True)
     return features / jnp.where(norm > 0, norm, 1)
 
 
 def _cluster(key: Array, points: Array, valid: Array, count: int) -> Array:
-    """Return the cluster of every point by k-means, which starts as k-means++ does."""
+    """Return the cluster of every point by k-means, with k-means++ as its start."""
 
     def add_centre(carry: tuple, key: Array) -> tuple:
         nearest, centre = carry
@@ -461,7 +463,8 @@ def _cluster(key: Array, points: Array, valid: Array, count: int) -> Array:
         return (nearest, following), centre
 
     keys = jax.random.split(key, count + 1)
-    far = jnp.where(valid, jnp.asarray(4, points.dtype), 0)  # no two directions are farther apart
+    # squared distance of directions is at most 4
+    far = jnp.where(valid, jnp.asarray(4, points.dtype), 0)
     first = points[jax.random.categorical(keys[count], jnp.log(far))]
     centres: Array
     _, centres = lax.scan(add_centre, (far, first), keys[:count])
@@ -480,8 +483,8 @@ def _cluster(key: Array, points: Array, valid: Array, count: int) -> Array:
 
 
 def _near_in_cluster(points: Array, cluster: Array, valid: Array) -> Array:
-    """Return the mean distance of every point to its nearest neighbours in its cluster; inf without
-    any.
+    """Return the mean distance of every point to its nearest neighbours in its cluster; inf if
+    there are none.
     """
     numbers = jnp.arange(points.shape[0], dtype=jnp.int32)
     count = min(_TYPICAL_NEIGHBORS, points.shape[0])

@@ -46,16 +46,17 @@ from fedjax_ssl.graph.neighbors import Neighbors, cosine_neighbors, nearest_neig
 from fedjax_ssl.graph.propagation import propagate
 from fedjax_ssl.graph.weighting import class_counts, confidence, scale_confidence
 
-# the scope in which graphs are traced: profiles and compiled programs name it
+# Scope in which graphs are traced: profiles and compiled programs show this name.
 LABEL_GRAPH = "label_graph"
 
 
 class Propagation(NamedTuple):
-    """Labels for every point, and how far to trust them."""
+    """Labels for every point, and their confidence."""
 
-    labels: Int32[Array, " n"]  # -1 where nothing is known
-    confidence: Float[Array, " n"]  # in [0, 1]; 1 for labelled points, 0 where nothing is known
-    scores: Float[Array, "n classes"]  # Z, before labelled points got their own label back
+    labels: Int32[Array, " n"]  # -1 if no label reaches the point
+    confidence: Float[Array, " n"]
+    # ^ in [0, 1]; 1 for labelled points, 0 if no label reaches the point
+    scores: Float[Array, "n classes"]  # Z, the propagated scores of all points, labelled ones too
     valid: Bool[Array, " n"]  # whether the label can be used
 
 
@@ -76,29 +77,31 @@ def label(
     """Label points by propagation over one graph, either of all clients' points (XCLP, Algorithm
     1), or of one client's (per-client LP, the paper's baseline; map over clients with `jax.vmap`).
 
-    Labelled points keep their own label with confidence 1; `scores` still holds what was
-    propagated. A point that no label reaches (isolated, in a component without labels, or more
-    edges away from any label than conjugate gradients took iterations) gets label -1, confidence 0
-    and valid False, and so does a row with NaN or infinity that comes in under a trace. A zero row
-    has no angle and is isolated. Labels out of range count as none under a trace.
+    Labelled points keep their own label with confidence 1; `scores` still has the propagated
+    scores. A point that no label reaches gets label -1, confidence 0 and valid False: an isolated
+    point, a point in a component without labels, or one that is more edges away from any label than
+    conjugate gradients took iterations. So does a row with NaN or infinity, which is possible under
+    a trace only. A zero row has no angle and is isolated. Under a trace, labels out of range count
+    as none.
 
     Args:
-        points: with a key, features [n, d] that are compared by their codes, as in XCLP; without,
-            by their exact cosines. Or the codes themselves, uint32 as `lsh_codes` returns them, for
-            Algorithm 1 from step 4 on. Of several clients, one after the other.
-        labels: [n], 0..num_classes - 1, or -1 where there is none.
+        points: features [n, d], compared by their codes if there is a key, as in XCLP, otherwise by
+            their exact cosines. Or codes, uint32 from `lsh_codes`, for Algorithm 1 from step 4 on.
+            Points of several clients follow each other.
+        labels: [n], 0..num_classes - 1, or -1 = no label.
         num_classes: C.
         settings: settings of the propagation; the defaults are the paper's.
-        key: typed key of the projections, one per call. None: there are none.
-        valid: [n], False for padding rows. None: all are points.
-        has_code: [n], False for points whose code means nothing (zero features), which are
-            isolated; of codes alone. None: all have one.
-        clients: [n], which client holds a point, any integers; needed by "client_max" and by an
-            exchange only.
-        neighbor_search: finds the neighbours of codes, called as `neighbor_search(codes, num_bits,
-            num_neighbors, valid)`: `nearest_neighbors`, or with a mesh by `functools.partial`.
-        exchange: protocols in place of the kernels, on the host, see `Exchange`; of codes. None:
-            the kernels.
+        key: typed key of the projections, one per call. None: no projections.
+        valid: [n], False for padding rows. None: no padding.
+        has_code: [n], False for points with a meaningless code (zero features), which are isolated;
+            for codes only. None: all codes count.
+        clients: [n], the owner of each point, any integers; only needed for "client_max" and for an
+            exchange.
+        neighbor_search: function that finds the neighbours of codes, called as
+            `neighbor_search(codes, num_bits, num_neighbors, valid)`: `nearest_neighbors`, or with a
+            mesh by `functools.partial`.
+        exchange: protocols on the host in place of the kernels, see `Exchange`; for codes only.
+            None: the kernels.
         **changes: fields of `settings` that differ, for example `num_bits=1024`.
 
     Raises:
@@ -147,22 +150,21 @@ def propagate_labels(
     seed: int = 0,
     **options: Any,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Label the points of all clients from the few labels that there are, without training (XCLP,
-    Algorithm 1).
+    """Label the points of all clients from a few labels, without training (XCLP, Algorithm 1).
 
     Args:
         features: [n, d], the points of all clients, one after the other: features of a network, or
             inputs.
-        labels: [n], 0, 1, 2, ..., or -1 where there is none.
-        clients: [n], the client that holds each point, any integers; needed by
-            confidence_scale="client_max" alone.
+        labels: [n], 0, 1, 2, ..., or -1 = no label.
+        clients: [n], the owner of each point, any integers; only needed for
+            confidence_scale="client_max".
         num_classes: number of classes; one more than the largest label by default.
-        seed: decides the random projections.
-        **options: as `label` takes them: settings, num_bits, num_neighbors, alpha, ...
+        seed: random seed of the projections.
+        **options: options of `label`: settings, num_bits, num_neighbors, alpha, ...
 
     Returns:
         Labels [n], -1 where no label reaches, and confidences [n] in [0, 1]; labelled points keep
-        theirs, with 1.
+        their labels, with confidence 1.
 
     Raises:
         ValueError: arguments out of range, shapes that do not fit, features that are not finite.
@@ -185,8 +187,8 @@ def propagate_labels(
 
 
 def _finite(features: Array, valid: Array | None) -> Array | None:
-    """Return the mask of the points. Rows with NaN or infinity, which only come in under a trace,
-    are no points.
+    """Return the mask of valid points, without rows that have NaN or infinity, which are possible
+    under a trace only.
     """
     check_rows("valid", valid, features.shape[0])
     if is_known(features):
@@ -207,7 +209,7 @@ def _label(
     clients: Array | None = None,
     exchange: Exchange | None = None,
 ) -> Propagation:
-    """Run Algorithm 1 from step 4 on, whatever the points are."""
+    """Run Algorithm 1 from step 4 on, for features or codes."""
     labels = jnp.asarray(labels)
     num_points = points.shape[0]
     check_labels(labels, num_points, num_classes)
@@ -255,7 +257,7 @@ def _label(
 def _points_first(
     points: Array, labels: Array, valid: Array, *others: Array | None
 ) -> tuple[Array, ...]:
-    """Move padding behind the points, where it cannot change the order of any sum."""
+    """Move padding to the end, so that it cannot change the order of any sum."""
     order = jnp.argsort(~valid, stable=True)
     return order, *jax.tree.map(lambda rows: rows[order], (points, labels, valid, *others))
 

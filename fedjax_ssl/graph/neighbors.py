@@ -1,7 +1,7 @@
-"""Exact nearest neighbours, block of rows by block of rows, without ever holding all pairs (XCLP,
-step 6).
+"""Exact nearest neighbours, block of rows by block of rows, without all pairs in memory (XCLP, step
+6).
 
-Any rows can be searched for against all points, so devices share the rows among them.
+Every row is searched against all points, independent of other rows, so devices can share the rows.
 """
 
 from collections.abc import Callable
@@ -32,13 +32,13 @@ _LEAST_COSINE = 1e-6
 # Entries of one tile of distances, and the fewest and most of its rows.
 _TILE_ENTRIES = {"cpu": 2**21, "accelerator": 2**27}
 _TILE_ROWS = {"cpu": (32, 128), "accelerator": (256, 4096)}
-# Words of one tile's own codes: with more, they leave the fastest cache while all others stream
-# past.
+# Words of one tile's own codes; with more, they leave the fastest cache while the other codes
+# stream through.
 _TILE_WORDS = 2**13
-# Entries of a group of the selection, and up to how many all are looked at.
+# Entries of a group in the selection, and the number up to which all entries are compared.
 _GROUP = 16
 _LONGEST_DIRECT = 256
-# Above this many, one sort costs less than a pass over the candidates for each of them.
+# For more neighbours than this, one sort is faster than a pass over the candidates for each.
 _MOST_PASSES = 32
 
 
@@ -46,11 +46,11 @@ class Neighbors(NamedTuple):
     """The nearest other points of every point.
 
     Rows with fewer than k neighbours to find (k >= n, padding rows, rows without an angle) are
-    filled up with themselves at similarity 0, which makes no edge.
+    filled up with the point itself at similarity 0, which makes no edge.
     """
 
     index: Int32[Array, "n k"]  # type: ignore[assignment]
-    # ^ by falling similarity, equal ones by rising index
+    # ^ sorted by falling similarity, then by rising index
     similarity: Float[Array, "n k"]  # cosine in [0, 1], exactly 0 from a right angle on
 
 
@@ -77,15 +77,15 @@ def nearest_neighbors(
             valid.
         kernel: "popcount" (exclusive or and population count), "matmul" (int8 products) or "auto":
             the first on CPUs, the second elsewhere. The result is the same.
-        mesh: the devices to share the rows among; all its axes together count as one list of
-            devices. None: one device.
+        mesh: devices that share the rows; all axes together count as one list of devices. None: one
+            device.
 
     Returns:
-        Neighbors, [n, k] each; with a mesh, whole on each of its devices.
+        Neighbors, [n, k] each; with a mesh, the whole result is on each of its devices.
 
     Raises:
-        ValueError: if shapes or dtypes do not fit together, a count is below 1, or the mesh is
-            none.
+        ValueError: if shapes or dtypes do not fit together, a count is below 1, or the mesh is not
+            a mesh.
     """
     codes = jnp.asarray(codes)
     check_codes(codes, num_bits)
@@ -110,7 +110,7 @@ def cosine_neighbors(
 ) -> Neighbors:
     """Find the nearest other points of every point by the cosine of their features, exactly.
 
-    What a client can do alone, without codes ("exact" similarity of per-client label propagation).
+    A client can do this alone, without codes ("exact" similarity of per-client label propagation).
 
     Args:
         features: [n, d]; rows need not be normalized. Zero rows, and rows that are not finite, have
@@ -149,14 +149,14 @@ def _nearest_codes(
 
         def search_share(codes: Array, valid: Array) -> tuple[Array, Array]:
             first = lax.axis_index(mesh.axis_names) * share
-            # The last devices may have rows too many: they search for the last point again.
+            # The last devices may have too many rows: they search for the last point again.
             own = jnp.minimum(first + jnp.arange(share, dtype=jnp.int32), num_points - 1)
             found = nearest_to_rows(codes, valid, own, num_bits, num_neighbors, kernel)
             return lax.all_gather(found, mesh.axis_names, tiled=True)
 
         everywhere = PartitionSpec()
-        # Unchecked: the loops of the search start from constants, which are not marked as differing
-        # between devices.
+        # Unchecked, because the loops of the search start from constants, which are not marked as
+        # varying over devices.
         search = jax.shard_map(
             search_share, mesh=mesh, in_specs=everywhere, out_specs=everywhere, check_vma=False
         )
@@ -185,7 +185,7 @@ def nearest_to_rows(
         distances = partial(popcount_distances, codes, dtype=dtype)
         columns = codes[rows].T
     else:
-        # Unpacked here, once, and not again for every tile.
+        # Unpacked once here, not again for every tile.
         signs = signs_from_codes(codes)
         columns = signs[rows].T
 
@@ -198,7 +198,7 @@ def nearest_to_rows(
 def neighbors_from_distances(
     index: Int32[Array, "n k"], distance: Int[Array, "n k"], num_bits: int
 ) -> Neighbors:
-    """Turn lists of all points into neighbours; entries with a distance above `num_bits` are
+    """Turn lists of all points into neighbours; an entry with a distance above `num_bits` is
     missing.
     """
     similarity = jnp.where(
@@ -211,11 +211,12 @@ def neighbors_from_distances(
 def neighbors_from_matrix(
     distance: Int32[Array, "n n"], valid: Bool[Array, " n"], num_bits: int, num_neighbors: int
 ) -> Neighbors:
-    """Find the lists of `nearest_neighbors` in the distances of all pairs (XCLP, Algorithm 1 steps
-    5 and 6).
+    """Find the neighbours of `nearest_neighbors` from the distances of all pairs (XCLP, Algorithm 1
+    steps 5 and 6).
 
     Args:
-        distance: [n, n] from `hamming_matrix`, or a protocol; those above `num_bits` are no pairs.
+        distance: [n, n] from `hamming_matrix`, or a protocol; a distance above `num_bits` is no
+            pair.
         valid: [n], False for rows that neither have nor are neighbours.
         num_bits: bits per code.
         num_neighbors: k.
@@ -273,12 +274,12 @@ def _search(
     num_neighbors: int,
     bound: int | None,
 ) -> tuple[Array, Array]:
-    """Return the smallest values of some rows [r] against all n points but themselves: index and
+    """Return the smallest values of some rows [r] against all n points except themselves: index and
     value, [r, k].
 
     `values_against` maps some `columns` [w, t], which describe the rows along the last axis [w, r],
-    to values [n, t]; smaller is nearer, see `smallest` for the bound. Where there is no neighbour,
-    the value is the largest of its dtype.
+    to values [n, t]; smaller is nearer, see `smallest` for the bound. If there is no neighbour, the
+    value is the largest of its dtype.
     """
 
     num_rows = rows.shape[0]
@@ -287,7 +288,7 @@ def _search(
     width = _rows_per_tile(num_rows, num_points, columns.shape[0])
     num_tiles = -(-num_rows // width)
     padding = num_tiles * width - num_rows
-    # Transposed before the loop: inside it the compiler would read the codes with a stride.
+    # Transposed before the loop: inside, the compiler would read the codes with a stride.
     tiles = jnp.pad(columns, ((0, 0), (0, padding))).reshape(-1, num_tiles, width).swapaxes(0, 1)
     own_index = jnp.pad(rows, (0, padding)).reshape(num_tiles, width)
     later_tile = jnp.minimum(jnp.arange(1, num_tiles + 1, dtype=jnp.int32), num_tiles - 1)
@@ -296,10 +297,10 @@ def _search(
         some_columns: Array, tile: tuple[Array, Array]
     ) -> tuple[Array, tuple[Array, Array]]:
         own, later = tile
-        # A point is one of its own count + 1 nearest or has count others before itself: no mask
-        # over the tile is needed to leave it out.
+        # A point is either among its own count + 1 nearest, or count others come before it, so no
+        # mask over the tile is needed to leave it out.
         values = values_against(some_columns)
-        # Held once in memory: fused into every later use, the distances would be computed again.
+        # A barrier: fused into every later use, the distances would be computed again.
         nothing = jnp.asarray(largest_value(values.dtype))
         values = lax.optimization_barrier(jnp.where(valid[:, None], values, nothing))
         index = smallest(values, count + 1, bound)
@@ -310,8 +311,8 @@ def _search(
             jnp.take_along_axis(index, others, axis=0),
             jnp.take_along_axis(value, others, axis=0),
         )
-        # The next tile is handed on as it is: sliced where it is used, its offset would be computed
-        # for every distance, which made short codes 13 times slower.
+        # The next tile is passed on whole. If it were sliced where it is used, its offset would be
+        # computed for every distance, which made short codes 13 times slower.
         return tiles[later], found
 
     _, (index, value) = lax.scan(search_tile, tiles[0], (own_index, later_tile))
@@ -329,13 +330,13 @@ def _rows_per_tile(num_rows: int, num_points: int, num_words: int) -> int:
     rows = _TILE_ENTRIES[platform] // num_points
     if platform == "cpu":
         rows = min(rows, _TILE_WORDS // num_words)
-    # Whole vectors, and no more rows than there are to search for.
+    # Whole vectors, and no more rows than there are.
     return min(max(rows, fewest), most, num_rows + 15) // 16 * 16
 
 
 def largest_value(dtype: jnp.dtype) -> np.generic:
-    """Return a value that no finite entry exceeds: marks entries that are never to be selected
-    before others.
+    """Return a value that no finite entry exceeds; it marks entries that come last in any
+    selection.
     """
     dtype = jnp.dtype(dtype)
     if jnp.issubdtype(dtype, jnp.floating):
@@ -349,11 +350,11 @@ def smallest(
     """Find the positions of the `count` smallest entries along axis 0, ordered by (value,
     position), exactly.
 
-    Distances between codes are small integers, so ties are everywhere, and which of two equal
-    neighbours is kept must not depend on tiles or devices. Selection is a tournament: the k
-    smallest entries of a column lie in the k groups of consecutive entries with the smallest
-    (minimum, group), so all but a few groups are never looked at twice. That leaves one pass of
-    vector minima over the values, several times cheaper than `lax.top_k`.
+    Distances between codes are small integers, so ties are common, and the choice among equal
+    neighbours must not depend on tiles or devices. Selection is a tournament: the k smallest
+    entries of a column lie in the k groups of consecutive entries with the smallest (minimum,
+    group), so all but a few groups are never looked at twice. That leaves one pass of vector minima
+    over the values, several times cheaper than `lax.top_k`.
 
     The vector axis comes last, so that minima over m are element-wise. For integers, `bound` is a
     number that none exceeds; entries equal to the largest value of the dtype count as `bound`. For
@@ -370,8 +371,7 @@ def smallest(
     for member in range(1, _GROUP):
         minima = jnp.minimum(minima, groups[:, member])
     minima = lax.optimization_barrier(minima)
-    # In ascending order, so that positions among the candidates are in the order of positions in
-    # the column.
+    # In ascending order, so that candidates are in the order of their positions in the column.
     chosen = jnp.sort(smallest(minima, count, bound), axis=0)
     members = jnp.arange(_GROUP, dtype=jnp.int32)[None, :, None]
     columns = jnp.arange(width, dtype=jnp.int32)[None, None, :]
@@ -385,8 +385,8 @@ def _smallest_directly(values: Array, count: int, bound: int | None) -> Array:
     length = values.shape[0]
     if bound is None or (bound + 1) * length >= 2**31 or count > _MOST_PASSES:
         return _smallest_by_sorting(values, count)
-    # (value, position) as one integer: all differ, so each next one is the smallest that exceeds
-    # the last.
+    # (value, position) as one integer: all are different, so the next one is the smallest that
+    # exceeds the last.
     positions = jnp.arange(length, dtype=jnp.int32)[:, None]
     packed = jnp.minimum(values.astype(jnp.int32), bound) * length + positions
     packed = lax.optimization_barrier(packed)

@@ -1,5 +1,5 @@
-"""Label propagation: solving (I - alpha W) Z = Y on the sparse graph (XCLP, Algorithm 1 steps 9
-to 12).
+"""Label propagation: solve (I - alpha W) Z = Y on the sparse graph (XCLP, Algorithm 1 steps 9 to
+12).
 """
 
 from collections.abc import Callable
@@ -16,13 +16,13 @@ from fedjax_ssl.checks import check_choices, check_whole_numbers
 from fedjax_ssl.graph.graph import Graph, dense_matrix, multiply
 from fedjax_ssl.graph.graph_settings import Solver, check_known
 
-# Up to this many points the dense factorization took no longer than the iterations, at alpha 0.99.
+# Up to this many points, the dense factorization was as fast as the iterations, at alpha 0.99.
 CHOLESKY_POINTS = 512
 _SUM_WIDTH = 32
 
 
 class Solution(NamedTuple):
-    """The solution that `solve` found, and its residual."""
+    """A solution found by `solve`, with its residual."""
 
     scores: Float[Array, "n c"]
     iterations: Int32[Array, ""]  # steps of conjugate gradients, 0 for Cholesky
@@ -39,8 +39,8 @@ def propagate(
 ) -> Float[Array, "n c"]:
     """Spread labels over the graph: Z = (I - alpha W)^(-1) Y (XCLP, Algorithm 1 steps 9 to 12).
 
-    Arguments and errors: as `solve`. Rows of Y are one-hot for labelled points and zero for the
-    others.
+    Arguments and errors are those of `solve`. Rows of Y are one-hot for labelled points and zero
+    for the others.
     """
     return solve(graph, label_matrix, alpha, solver).scores
 
@@ -54,11 +54,11 @@ def solve(
     tolerance: float | None = None,
     max_iterations: int = 1000,
 ) -> Solution:
-    """Solve (I - alpha W) Z = Y, and says how well that went.
+    """Solve (I - alpha W) Z = Y; return the solution with its residual.
 
     The matrix is symmetric positive definite with condition at most (1 + alpha) / (1 - alpha).
     Conjugate gradients run over all columns at once; a column stops moving when it has converged,
-    so what is computed for one class does not depend on the others.
+    so the result for one class does not depend on the others.
 
     Args:
         graph: from `build_graph`, n points.
@@ -66,7 +66,7 @@ def solve(
         alpha: in [0, 1).
         solver: "cholesky" (dense, O(n^2) memory), "conjugate_gradient" (O(n k)), or "auto":
             Cholesky up to 512 points.
-        tolerance: goal of conjugate gradients, on ||r|| / ||b|| of every column; None: 1e-6 in
+        tolerance: goal of conjugate gradients for ||r|| / ||b|| of every column; None: 1e-6 in
             float32 and 1e-12 in float64.
         max_iterations: most steps of conjugate gradients.
 
@@ -112,7 +112,7 @@ def _solve(
     size = sum_rows(target**2)
     error = sum_rows((target - system(scores)) ** 2)
     residual = jnp.sqrt(jnp.max(jnp.where(size > 0, error / jnp.where(size > 0, size, 1), 0)))
-    # The recomputed residual carries the rounding of one multiplication on top of the tolerance.
+    # The recomputed residual has the rounding of one multiplication on top of the tolerance.
     rounding = 100 * jnp.finfo(target.dtype).eps
     return Solution(scores, iterations, residual <= 2 * tolerance + rounding, residual)
 
@@ -120,9 +120,8 @@ def _solve(
 def _conjugate_gradients(
     system: Callable[[Array], Array], target: Array, tolerance: Array, max_iterations: int
 ) -> tuple[Array, Array]:
-    # Not `jax.scipy.sparse.linalg.cg`: it stops by the sum over columns, and classes would depend
-    # on each other. Here a column that has converged takes steps of length 0 while the others go
-    # on.
+    # Not `jax.scipy.sparse.linalg.cg`: it stops by the sum over columns, so classes would depend on
+    # each other. Here a converged column takes steps of length 0 while the others continue.
     goal = tolerance**2 * sum_rows(target**2)
 
     def unfinished(carry: tuple) -> Array:
@@ -147,7 +146,7 @@ def _conjugate_gradients(
 
 
 def sum_rows(values: Array) -> Array:
-    """Sum over axis 0 in an order that rows of zeros at the end do not change.
+    """Sum over axis 0 in an order that zero rows at the end do not change.
 
     The compiler splits long sums in a way that depends on their length, and padding must not change
     a bit.
@@ -163,7 +162,7 @@ def sum_rows(values: Array) -> Array:
 
 
 def influence_matrix(graph: Graph, alpha: float | Float[Array, ""]) -> Float[Array, "n n"]:
-    """Return the matrix S = (I - alpha W)^(-1) that the server of the protocol holds (XCLP,
+    """Return the matrix S = (I - alpha W)^(-1), which the server of the protocol holds (XCLP,
     Algorithm 1 step 9).
 
     O(n^2) memory and O(n^3) time: for the protocol layer and for studies; `propagate` never needs
@@ -205,7 +204,7 @@ def influence_columns(
     Args:
         graph: from `build_graph`, n points.
         alpha: in [0, 1).
-        rows: [m] which points.
+        rows: [m], row numbers of the points.
         solver: see `solve`.
 
     Returns:

@@ -9,15 +9,14 @@ from fedjax_ssl.checks import check_whole_numbers
 
 
 def confidence(scores: Float[Array, "n c"]) -> Float[Array, " n"]:
-    """1 - H(q) / log C of each row's normalized scores q (XCLP, Algorithm 1 step 13).
+    """Return 1 - H(q) / log C for the normalized scores q of each row (XCLP, Algorithm 1 step 13).
 
     Args:
-        scores: [n, C]; entries below 0, which only the rounding of an iterative solver makes, count
-            as 0.
+        scores: [n, C]; entries below 0, from rounding of an iterative solver, count as 0.
 
     Returns:
-        [n] in [0, 1]: 1 for a single non-zero entry (and for C = 1 where the score is positive), 0
-        for equal scores and for rows without any.
+        [n] in [0, 1]: 1 for a single non-zero entry (and for C = 1 if the score is positive), 0 for
+        equal scores and for rows of zeros.
     """
     scores = jnp.maximum(jnp.asarray(scores), 0)
     total = jnp.sum(scores, axis=1)
@@ -33,8 +32,8 @@ def confidence(scores: Float[Array, "n c"]) -> Float[Array, " n"]:
 def scale_confidence(
     values: Float[Array, " n"], scale: str, clients: Int[Array, " n"]
 ) -> Float[Array, " n"]:
-    """Divide confidences by their maximum over all rows ("max") or over each client's
-    ("client_max"); not by 0.
+    """Divide confidences by their maximum over all rows ("max") or over the rows of each client
+    ("client_max"), never by 0.
     """
     if scale == "none" or values.shape[0] == 0:
         return values
@@ -50,7 +49,7 @@ def scale_confidence(
 def class_weights(
     labels: Int[Array, " n"], valid: Bool[Array, " n"], num_classes: int
 ) -> Float[Array, " classes"]:
-    """Weights that make every class count the same: (N / C) / count (`inverse_freq`).
+    """Return weights that make every class count the same: (N / C) / count (`inverse_freq`).
 
     Args:
         labels: [n] labels and pseudo-labels.

@@ -35,19 +35,19 @@ def fixmatch_loss(
     threshold: float | Array,
     mask_mean: MaskMean = "batch",
 ) -> Float[Array, ""]:
-    """1/B sum_i [max q_i >= threshold] CE(argmax q_i, strong_i), q = softmax(weak), B = rows in the
-    mask.
+    """Return 1/B sum_i [max q_i >= threshold] CE(argmax q_i, strong_i), q = softmax(weak), B = rows
+    in the mask.
 
     The mean is over the whole batch, also over rows that are not confident. No gradient reaches
     `weak_logits`.
 
     Args:
         weak_logits: logits of the views that give the pseudo-labels.
-        strong_logits: logits of the views that learn them.
+        strong_logits: logits of the views that are trained on them.
         mask: rows that belong to the batch.
-        threshold: threshold of the largest probability; above 1 nothing is confident.
-        mask_mean: "confident": the mean over the confident rows in place of the batch, 0 without
-            any.
+        threshold: threshold of the largest probability; above 1, no row is confident.
+        mask_mean: "confident": take the mean over the confident rows in place of the batch; 0 if
+            there are none.
     """
     probabilities = jax.lax.stop_gradient(jax.nn.softmax(weak_logits))
     confident = jnp.max(probabilities, axis=1) >= threshold
@@ -63,8 +63,8 @@ def annealed_cross_entropy(
     ceiling: float | Array,
     loss: RowLoss = cross_entropy,
 ) -> Float[Array, ""]:
-    """Cross-entropy over the rows whose true class is not yet more probable than `ceiling` (UDA's
-    TSA).
+    """Return the cross-entropy over rows whose true class is not yet more probable than `ceiling`
+    (UDA's TSA).
 
     sum_i [p_i(y_i) <= ceiling] CE(y_i, z_i) / the number of such rows; 0 without any.
 
@@ -73,7 +73,7 @@ def annealed_cross_entropy(
         targets: class of every row, -1 = none.
         mask: rows that belong to the batch.
         ceiling: see `training_signal_ceiling`.
-        loss: of every row, such as `Setup.loss`.
+        loss: loss of every row, such as `Setup.loss`.
     """
     probability = jnp.exp(-jax.lax.stop_gradient(cross_entropy(logits, targets)))
     return batch_mean(loss(logits, targets), mask & (targets >= 0) & (probability <= ceiling))
@@ -85,13 +85,13 @@ def training_signal_ceiling(
     num_classes: int,
     schedule: Annotated[str, OneOf(("exp", "linear", "log"))] = "exp",
 ) -> Float[Array, ""]:
-    """Return the largest probability of the true class with which a labelled example still trains.
+    """Return the largest probability of the true class at which a labelled example still counts.
 
     alpha (1 - 1/K) + 1/K with alpha = exp(5 (t - 1)), t, or 1 - exp(-5 t) for "exp", "linear",
     "log"; t = `progress`.
 
     Args:
-        progress: share of training that is over, in [0, 1].
+        progress: share of training done so far, in [0, 1].
         num_classes: K.
         schedule: "exp", "linear" or "log"; "exp" holds labelled examples back longest.
     """
@@ -116,8 +116,8 @@ def consistency(
     mask: Bool[Array, " n"],
     counted: Bool[Array, " n"] | Float[Array, " n"] | None = None,
 ) -> Float[Array, ""]:
-    """Squared distance averaged over rows and classes: 1/(BK) sum_i c_i ||p_i - q_i||^2, B = rows
-    in the mask.
+    """Return the squared distance averaged over rows and classes: 1/(BK) sum_i c_i ||p_i - q_i||^2,
+    B = rows in the mask.
 
     Args:
         probabilities: p.
@@ -138,11 +138,11 @@ def soft_label_divergence(
     mask: Bool[Array, " n"],
     counted: Bool[Array, " n"] | Float[Array, " n"] | None = None,
 ) -> Float[Array, ""]:
-    """1/B sum_i c_i KL[target_i || softmax(logits_i)], 1e-10 added to all probabilities; B = rows
-    in the mask.
+    """Return 1/B sum_i c_i KL[target_i || softmax(logits_i)], with 1e-10 added to all
+    probabilities; B = rows in the mask.
 
     Args:
-        logits: class scores that learn the targets.
+        logits: class scores that are trained on the targets.
         targets: distributions.
         mask: rows that belong to the batch.
         counted: c, as in `batch_mean`.
@@ -156,15 +156,17 @@ def soft_label_divergence(
 def consistency_ramp(
     round_number: Int[Array, ""], max_weight: float | Array, ramp_rounds: int
 ) -> Float[Array, ""]:
-    """Weight of the consistency loss: max_weight * exp(-5 (1 - min(r, ramp)/ramp)^2), r counted
-    from 1.
+    """Return the weight of the consistency loss: max_weight * exp(-5 (1 - min(r, ramp)/ramp)^2), r
+    counted from 1.
     """
     progress = jnp.minimum(round_number, ramp_rounds).astype(jnp.result_type(float)) / ramp_rounds
     return max_weight * jnp.exp(-5.0 * (1.0 - progress) ** 2)
 
 
 def teacher_decay(step: Float[Array, ""], decay: float | Array) -> Float[Array, ""]:
-    """Decay of the teacher's moving average at step t = 1, 2, ...: min(1 - 1/(t + 1), decay)."""
+    """Return the decay of the teacher's moving average at step t = 1, 2, ...: min(1 - 1/(t + 1),
+    decay).
+    """
     return jnp.minimum(1.0 - 1.0 / (step + 1.0), decay)
 
 
@@ -173,14 +175,14 @@ def agreement_vote(
     helper_probs: Float[Array, "H n K"],
     available: Bool[Array, " H"] | None = None,
 ) -> Int[Array, " n"]:
-    """Return the class that most models predict, the lowest of classes with as many votes; every
-    model has one vote, for its most probable class.
+    """Return the class that most models predict, of equal ones the lowest; every model votes for
+    its most probable class.
 
     Args:
-        local_probs: probs of the model that asks; any increasing function of them gives the same
+        local_probs: probabilities of the own model; any increasing function of them gives the same
             votes.
-        helper_probs: probs of the helpers; H may be 0.
-        available: helpers that are there; all by default.
+        helper_probs: probabilities of the helpers; H may be 0.
+        available: mask of existing helpers; all by default.
 
     Returns:
         int32.
@@ -203,13 +205,12 @@ def inter_client_kl(
     helper_probs: Float[Array, "H n K"],
     available: Bool[Array, " H"] | None = None,
 ) -> Float[Array, " n"]:
-    """Mean over the helpers of KL[p_helper || p_local] in nats; 0 without any.
+    """Return the mean over the helpers of KL[p_helper || p_local] in nats; 0 without helpers.
 
     Args:
-        local_log_probs: probs of the model that learns.
-        helper_probs: probs of the helpers, constants for the caller to stop gradients at; H may be
-            0.
-        available: helpers that are there; all by default.
+        local_log_probs: log-probabilities of the model in training.
+        helper_probs: probabilities of the helpers, H may be 0; the caller stops their gradient.
+        available: mask of existing helpers; all by default.
     """
     there = jnp.ones(helper_probs.shape[0], bool) if available is None else available
     divergence = jnp.sum(

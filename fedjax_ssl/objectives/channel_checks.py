@@ -1,11 +1,11 @@
-"""Checks of label channels before anything is traced: NumPy in float64 on the host.
+"""Checks of label channels before tracing: NumPy in float64 on the host.
 
-First what users say about sets and correspondences, then whether a federation's observations
+First come checks of users' sets and correspondences, then of whether a federation's observations
 determine the class posterior. Client c observes q = A eta / sum(A eta) of the class posterior eta,
 one linear constraint on eta per observation: q_o * sum_o' (A eta)_o' = (A eta)_o. They sum to 0
 over o, so the last one is left out. The federation identifies eta if the stacked constraints of all
 clients have a null space of one dimension, the ray of eta. A matrix of full column rank at every
-client is sufficient for that, not necessary.
+client is sufficient, but not necessary.
 """
 
 from collections.abc import Collection, Sequence
@@ -13,10 +13,10 @@ from collections.abc import Collection, Sequence
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-# set priors and test prior: a larger deviation from 1 is an error, a smaller one is divided out
+# Set priors and test prior: a sum farther from 1 is an error, a nearer one is divided out.
 ROW_TOLERANCE = 1e-3
-COLUMN_TOLERANCE = 1e-6  # correspondence matrices
-# singular values below this share of the largest one count as 0: shares come in float32
+COLUMN_TOLERANCE = 1e-6  # the same for correspondence matrices
+# Singular values below this share of the largest one count as 0, because shares come in float32.
 RANK_TOLERANCE = 1e-6
 
 
@@ -33,9 +33,9 @@ def check_set_priors(
     Args:
         set_priors: [M, K], a row per set.
         set_shares: [M], share or number of examples of every set; 0 = empty set, whose row is not
-            looked at.
-        num_classes: K, where it is known.
-        client: named in the messages.
+            read.
+        num_classes: K, if it is known.
+        client: name of the client in messages.
 
     Raises:
         ValueError: wrong shape, NaN or negative entries, or a row whose sum is off 1 by more than
@@ -107,9 +107,9 @@ def check_correspondence(
     Args:
         matrix: [J, K], a column per class.
         observed_counts: [J], examples of every observed label, as `check_observed` returns them.
-        num_classes: K, where it is known.
+        num_classes: K, if it is known.
         normalize_columns: whether columns may hold counts instead of probabilities.
-        client: named in the messages.
+        client: name of the client in messages.
 
     Raises:
         ValueError: wrong shape, entries that are NaN or negative, an empty column, columns that do
@@ -165,12 +165,12 @@ def check_correspondence(
 def check_observed(
     observed: ArrayLike, num_observed: int, *, client: int | str | None = None
 ) -> NDArray[np.int64]:
-    """Count [J] of a client's observed labels.
+    """Return the counts [J] of a client's observed labels.
 
     Args:
         observed: [n] integers, -1 = nothing observed.
-        num_observed: J, number of labels there are.
-        client: named in the messages.
+        num_observed: J, number of labels.
+        client: name of the client in messages.
 
     Raises:
         ValueError: labels that are no integers, or outside -1, .., J - 1.
@@ -225,19 +225,19 @@ def _owner(client: int | str | None) -> str:
 def posterior_constraints(
     matrices: Sequence[ArrayLike], posterior: ArrayLike
 ) -> NDArray[np.float64]:
-    """Return the stacked constraints [sum_c (O_c - 1), K] that the clients' observations put on the
-    class posterior.
+    """Return the constraints [sum_c (O_c - 1), K] on the class posterior by the clients'
+    observations, stacked.
 
     Args:
         matrices: A_c [O_c, K] of every client, entries >= 0; no rows for a client that observes
             nothing.
-        posterior: [K], the class posterior at which they are taken; it lies in their null space.
+        posterior: [K], the class posterior for which the constraints hold; it lies in their null
+            space.
     """
     eta = np.asarray(posterior, np.float64)
     rows = [np.zeros((0, len(eta)))]
     for matrix in matrices:
-        # A row of zeros would only say that 0 = 0, and as the last row it would take the place of a
-        # real constraint.
+        # A zero row only says 0 = 0, and as the last row it would replace a real constraint.
         weights = _filled_rows(matrix)
         if len(weights):
             scores = weights @ eta
@@ -255,7 +255,7 @@ def open_directions(matrices: Sequence[ArrayLike], posterior: ArrayLike | None =
             for labels of another space, diag(shares) priors diag(1 / test prior) for sets, an array
             [0, K] for nothing.
         posterior: [K], all positive, the posterior at which it is tested; by default three random
-            ones, of which the one with the smallest rank counts.
+            ones, and the smallest rank counts.
 
     Raises:
         ValueError: no client, or matrices that differ in their number of classes.
@@ -277,16 +277,16 @@ def is_constant(matrix: ArrayLike) -> bool:
     observations have proportional rows.
     """
     rows = _filled_rows(matrix)
-    # how large a set is says nothing about what it can tell apart
+    # The size of a set says nothing about the classes that it can separate.
     return len(rows) > 0 and _rank(rows / rows.sum(axis=1, keepdims=True)) <= 1
 
 
 def channel_warnings(matrices: Sequence[ArrayLike], quiet: Collection[int] = ()) -> list[str]:
-    """List weaknesses of clients' observations, a sentence each, with the clients that have it.
+    """Return the weaknesses of clients' observations, a sentence each, with the clients concerned.
 
     Args:
         matrices: as for `open_directions`.
-        quiet: clients of whom nothing is said.
+        quiet: clients that are not mentioned.
     """
     clients_with: dict[str, list[int]] = {}
     for client, matrix in enumerate(matrices):
@@ -331,7 +331,7 @@ def _listed(numbers: tuple[int, ...], most: int = 10) -> str:
 
 
 def _filled_rows(matrix: ArrayLike) -> NDArray[np.float64]:
-    """Return the rows of observations that can be: sets with examples."""
+    """Return the rows of possible observations, that is, of sets with examples."""
     weights = np.asarray(matrix, np.float64)
     return weights[np.any(weights > 0, axis=1)]
 

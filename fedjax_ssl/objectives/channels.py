@@ -1,4 +1,4 @@
-"""Label channels: labels, coarse labels and set memberships are the class seen through a known
+"""Label channels: labels, coarse labels and set memberships as the class seen through a known
 matrix.
 
 A client that sees observation o instead of class k has a matrix A [O, K] of weights >= 0. With
@@ -8,8 +8,8 @@ class logits z,
 
 and the loss of an observation is -log q_o. The class posterior is softmax(z) in every case: the
 channel is dropped at test time. Everything stays in log space; products of probabilities underflow
-(FedUL section 14, check 9). A correspondence that nobody knows is estimated from pseudo-labels
-(FedMT, equation 4).
+(FedUL section 14, check 9). An unknown correspondence is estimated from pseudo-labels (FedMT,
+equation 4).
 """
 
 from typing import NamedTuple
@@ -44,8 +44,8 @@ def identity_channel(num_classes: int) -> Channel:
 def correspondence_channel(matrix: Float[ArrayLike, "J K"]) -> Channel:
     """Return the channel of a client with labels of another label space (FedMT, equation 3).
 
-    Where all columns sum to 1 the normalization changes nothing and q = M softmax(z). It is not
-    checked here, so that traced matrices can be used: `check_correspondence` does it on the host.
+    If all columns sum to 1, the normalization changes nothing and q = M softmax(z). This is not
+    checked here, so that matrices may be traced; `check_correspondence` checks it on the host.
 
     Args:
         matrix: M_jk = P(observed label j | class k); columns sum to 1.
@@ -62,19 +62,18 @@ def set_channel(
     theorem 1).
 
     A = diag(set shares) * set priors * diag(1 / test prior). A set without examples, that is with
-    share 0, is padding. Values are not checked here: `check_set_priors` and `check_test_prior` do
-    it on the host.
+    share 0, is padding. Values are not checked here; `check_set_priors` and `check_test_prior`
+    check them on the host.
 
     Args:
         set_priors: class proportions of every set; rows sum to 1.
-        set_shares: share of the client's examples that lies in every set, up to a common factor.
-        test_prior: class proportions at test time, all positive; a uniform one leaves diag(1 / test
-            prior) out.
+        set_shares: share of the client's examples in every set, up to a common factor.
+        test_prior: class proportions at test time, all positive; a uniform prior has no effect.
     """
     priors = at_least_float32(set_priors)
     shares = jnp.asarray(set_shares).astype(priors.dtype)
-    # Shares and test prior first: for pure sets with shares equal to the test prior the sum is then
-    # exactly 0.
+    # Shares and test prior first: for pure sets with shares equal to the test prior, the sum is
+    # then exactly 0.
     offsets = _safe_log(shares)[:, None] - jnp.log(jnp.asarray(test_prior).astype(priors.dtype))
     positive = (priors > 0) & (shares > 0)[:, None]
     log_weights = jnp.where(positive, _safe_log(priors) + offsets, most_negative(priors))
@@ -98,23 +97,23 @@ def pad_channel(channel: Channel, num_rows: int) -> Channel:
 
 
 def channel_log_probs(logits: Float[Array, "n K"], channel: Channel) -> Float[Array, "n O"]:
-    """Log-probabilities of the observations, in float32 at least; the most negative number in rows
-    outside `valid`.
+    """Return log-probabilities of the observations, in float32 or more; rows outside `valid` get
+    the most negative number.
 
     The channel of the identity matrix returns exactly `log_softmax(logits)`. Memory: n * O * K
     floats.
 
     Args:
         logits: class scores; a common shift of a row changes nothing.
-        channel: what the client observes.
+        channel: channel of the client.
     """
     logits = at_least_float32(logits)
-    # A shift changes nothing but the rounding; log_softmax takes the same one, so the identity
+    # A shift changes only the rounding; log_softmax shifts in the same way, so the identity channel
     # stays exact.
     logits = logits - jax.lax.stop_gradient(jnp.max(logits, axis=1, keepdims=True))
     lowest = most_negative(logits)
-    # Before the sum: a row of zero weights has no gradient. After it: such a row has no
-    # probability.
+    # Masked before the sum, so that a row of zero weights has no gradient, and after it, so that it
+    # has no probability.
     log_weights = jnp.where(channel.valid[:, None], channel.log_weights.astype(logits.dtype), 0.0)
     scores = jax.nn.logsumexp(log_weights + logits[:, None, :], axis=-1)
     log_probs = jax.nn.log_softmax(jnp.where(channel.valid, scores, lowest))
@@ -122,23 +121,25 @@ def channel_log_probs(logits: Float[Array, "n K"], channel: Channel) -> Float[Ar
 
 
 def is_observable(observed: Int[Array, " n"], channel: Channel) -> Bool[Array, " n"]:
-    """Rows that have an observation (not -1) to which the channel gives a positive probability."""
+    """Return the mask of rows with an observation (not -1) of positive probability under the
+    channel.
+    """
     return (observed >= 0) & channel.valid[jnp.maximum(observed, 0)]
 
 
 def channel_cross_entropy(
     logits: Float[Array, "n K"], observed: Int[Array, " n"], channel: Channel
 ) -> Float[Array, " n"]:
-    """-log q of what was observed, of every row in nats.
+    """Return -log q of the observations, in nats for every row.
 
-    Exactly 0 with zero gradient where `is_observable` is False: nothing observed, or an observation
-    that the channel says is impossible, whose loss would be infinite. With the identity channel the
-    same bits as `cross_entropy`.
+    The loss is exactly 0 with zero gradient if `is_observable` is False: without an observation, or
+    for one that is impossible under the channel, whose loss would be infinite. With the identity
+    channel, the bits are those of `cross_entropy`.
 
     Args:
         logits: class scores.
         observed: observation of every row, -1 = none.
-        channel: what the client observes of the class.
+        channel: channel of the client.
     """
     return _observed_loss(channel_log_probs(logits, channel), observed, channel)
 
@@ -146,17 +147,17 @@ def channel_cross_entropy(
 def channel_cross_entropy_on_probs(
     logits: Float[Array, "n K"], observed: Int[Array, " n"], channel: Channel
 ) -> Float[Array, " n"]:
-    """-log softmax(q) of what was observed: a second softmax on probabilities, as FedUL's public
-    code has it.
+    """Return -log softmax(q) of the observations: a second softmax on probabilities, as in FedUL's
+    public code.
 
     NOT A PROPER LOSS: its minimizer is not the class posterior, it is over-confident and can name
     another class (FedUL section 14, check 7), and it never falls below log(e + O - 1) - 1 for O
-    observations. It is here to reproduce published numbers; use `channel_cross_entropy`.
+    observations. It only serves to reproduce published numbers; use `channel_cross_entropy`.
 
     Args:
         logits: class scores.
         observed: observation of every row, -1 = none.
-        channel: what the client observes of the class.
+        channel: channel of the client.
     """
     probs = jnp.exp(channel_log_probs(logits, channel))
     again = jax.nn.log_softmax(jnp.where(channel.valid, probs, most_negative(probs)))
@@ -178,7 +179,7 @@ def _channel_of_weights(weights: Float[Array, "O K"]) -> Channel:
 
 
 def _safe_log(values: Float[Array, "..."]) -> Float[Array, "..."]:
-    """Logarithm of positive values, 0 elsewhere; the gradient has no 0/0."""
+    """Return the logarithm of positive values, 0 elsewhere; the gradient has no 0/0."""
     return jnp.log(jnp.where(values > 0, values, 1))
 
 
@@ -189,8 +190,7 @@ def correspondence_counts(
     threshold: float | Float[Array, ""],
     mask: Bool[Array, " n"] | None = None,
 ) -> tuple[Float[Array, "J K"], Float[Array, " J"]]:
-    """Count how often an observed label meets a confident pseudo-label, and how often it occurs at
-    all.
+    """Count pairs of observed label and confident pseudo-label, and count the observed labels.
 
     Counts of several clients may be added, then normalized. They are exact up to 2^24 examples in
     float32.
@@ -198,10 +198,10 @@ def correspondence_counts(
     Args:
         probs: class probabilities; the pseudo-label is the most probable class, the first one among
             equals.
-        observed: observed label of every row, -1 = none: such a row is not counted.
+        observed: observed label of every row, -1 = none, which is not counted.
         num_observed: J, number of observed labels.
-        threshold: a pseudo-label is confident above it, not at it.
-        mask: rows that are examples, by default all.
+        threshold: a pseudo-label is confident above this probability, not at it.
+        mask: mask of rows that are examples, by default all.
 
     Returns:
         counts of (observed label, pseudo-label) among confident rows, counts of observed labels
@@ -224,12 +224,12 @@ def correspondence_counts(
 def normalize_counts(
     counts: Float[Array, "J K"], label_counts: Float[Array, " J"]
 ) -> Float[Array, "J K"]:
-    """Correspondence matrix of counts: n_jk / n_k; where there are none, frequencies of the
-    observed labels.
+    """Return the correspondence matrix n_jk / n_k from counts; for a class without counts, the
+    frequencies of the observed labels.
 
     Args:
-        counts: how often observed label j meets pseudo-label k.
-        label_counts: how often observed label j occurs; all 0 makes their frequencies uniform.
+        counts: counts of observed label j with pseudo-label k.
+        label_counts: counts of observed label j; if all are 0, the frequencies are uniform.
     """
     total = jnp.sum(label_counts)
     uniform = jnp.full_like(label_counts, 1.0 / label_counts.shape[0])

@@ -1,8 +1,8 @@
-"""Cross-entropy in the forms that the methods take: hard, missing, soft, clipped and mixed targets,
-shares of a set.
+"""Cross-entropy for hard, missing, soft, clipped and mixed targets, and for class proportions of a
+set.
 
-Losses are computed in float32 at least. The L1 norm of the parameters, which some methods add, is
-here too.
+Losses are computed in float32 at least. This file also has the L1 norm of the parameters, which
+some methods add.
 """
 
 from collections.abc import Callable
@@ -15,13 +15,14 @@ from jaxtyping import Array, ArrayLike, Bool, Float, Int, Key
 from fedjax_ssl.checks import In, checked
 
 CLIP = 1e-7  # the epsilon of Keras, and of the public code of FedUL's baselines
-# exactly 0 where the target is -1
+# (logits, targets) -> losses, exactly 0 where the target is -1
 RowLoss = Callable[[Float[Array, "n K"], Int[Array, " n"]], Float[Array, " n"]]
-ATTEMPTS = 64  # a try for a share fails with a chance of 1/2 at most where alpha <= 1
+ATTEMPTS = 64  # tries for a share; each one fails with probability 1/2 at most if alpha <= 1
 
 
 def cross_entropy(logits: Float[Array, "n K"], targets: Int[Array, " n"]) -> Float[Array, " n"]:
-    """Cross-entropy of every row in nats; exactly 0 with zero gradient where the target is -1.
+    """Return the cross-entropy of every row in nats, exactly 0 with zero gradient where the target
+    is -1.
 
     Args:
         logits: unnormalized class scores.
@@ -36,13 +37,13 @@ def batch_mean(
     mask: Bool[Array, " n"],
     counted: Bool[Array, " n"] | Float[Array, " n"] | None = None,
 ) -> Float[Array, ""]:
-    """Average the losses of a batch over its rows, also over those that do not count; 0 for an
-    empty batch.
+    """Average the losses of a batch over its rows, including rows that do not count; 0 for an empty
+    batch.
 
     Args:
-        losses: one per row; anything, NaN too, outside the mask.
+        losses: one per row; outside the mask any value, even NaN.
         mask: rows that belong to the batch.
-        counted: rows of these whose loss is added up, or a factor of each; by default all of them.
+        counted: mask of the rows whose loss is added up, or a factor for each row; by default all.
     """
     size = jnp.maximum(jnp.sum(mask, dtype=losses.dtype), 1.0)
     if counted is None:
@@ -56,9 +57,9 @@ def at_target(values: Float[Array, "n K"], targets: Int[Array, " n"]) -> Float[A
     """Return the value of every row at its target; exactly 0 with zero gradient where the target is
     -1.
 
-    A selection and a sum, whose gradient is a selection: that of an indexed read is a scatter,
-    which takes kernels of its own on accelerators. The bits are the same: everything else that is
-    added is 0.
+    This is a selection and a sum, whose gradient is a selection. The gradient of an indexed read is
+    a scatter, which needs separate kernels on accelerators. The bits are the same, because all
+    other terms of the sum are 0.
 
     Args:
         values: values of every class.
@@ -75,8 +76,8 @@ def batch_cross_entropy(
     weights: Float[Array, " n"] | None = None,
     loss: RowLoss = cross_entropy,
 ) -> Float[Array, ""]:
-    """Weighted cross-entropy averaged over the batch: 1/|B| sum_i w_i CE(z_i, y_i), |B| = rows in
-    the mask.
+    """Return the weighted cross-entropy averaged over the batch: 1/|B| sum_i w_i CE(z_i, y_i), |B|
+    = rows in the mask.
 
     The weights are not renormalized, and rows without a target count in |B| (XCLP section 5.3).
 
@@ -85,7 +86,7 @@ def batch_cross_entropy(
         targets: class of every row, -1 = none.
         mask: rows that belong to the batch.
         weights: a factor per row, 1 by default.
-        loss: of every row, such as `Setup.loss`.
+        loss: loss of every row, such as `Setup.loss`.
     """
     losses = loss(logits, targets)
     if weights is not None:
@@ -99,13 +100,14 @@ def soft_cross_entropy(
     mask: Bool[Array, " n"],
     counted: Bool[Array, " n"] | Float[Array, " n"] | None = None,
 ) -> Float[Array, ""]:
-    """-1/B sum_i sum_k q_ik log p_ik, p = softmax(logits), B = rows in the mask; 0 without any.
+    """Return -1/B sum_i sum_k q_ik log p_ik, p = softmax(logits), B = rows in the mask; 0 for an
+    empty batch.
 
     Args:
         logits: unnormalized class scores.
         targets: q, a distribution per row.
         mask: rows that belong to the batch.
-        counted: as in `batch_mean`.
+        counted: see `batch_mean`.
     """
     return batch_mean(-jnp.sum(targets * jax.nn.log_softmax(logits), axis=1), mask, counted)
 
@@ -116,8 +118,8 @@ def clipped_cross_entropy(
     mask: Bool[Array, " n"],
     epsilon: float = CLIP,
 ) -> Float[Array, ""]:
-    """-1/B sum_i sum_k q_ik log clip(p_ik, epsilon, 1 - epsilon), B = rows in the mask; 0 without
-    any.
+    """Return -1/B sum_i sum_k q_ik log clip(p_ik, epsilon, 1 - epsilon), B = rows in the mask; 0
+    for an empty batch.
 
     This is how Keras computes it. A probability outside the bounds gets no gradient; its target
     still does.
@@ -125,7 +127,7 @@ def clipped_cross_entropy(
     Args:
         targets: q, a distribution per row.
         log_probs: log p.
-        mask: rows that count.
+        mask: rows that belong to the batch.
         epsilon: distance of the bounds from 0 and 1.
     """
     clipped = jnp.log(jnp.clip(jnp.exp(log_probs), epsilon, 1.0 - epsilon))
@@ -138,8 +140,8 @@ def mixup_share(
 ) -> Float[Array, ""]:
     """Return the share of the first input in a mix, drawn from Beta(alpha, alpha).
 
-    A known alpha <= 1 takes Johnk's method with a fixed number of tries: a few operations in place
-    of the loops of a general sampler, which take seconds to compile in every program they are in.
+    For a known alpha <= 1 it uses Johnk's method with a fixed number of tries: a few operations in
+    place of the loops of a general sampler, which cost every program seconds to compile.
 
     Raises:
         ValueError: a known alpha that is not positive.
@@ -157,10 +159,10 @@ def mixup_share(
 def mixup(
     x_a: Float[Array, "..."], x_b: Float[Array, "..."], lam: float | Float[Array, ""]
 ) -> Float[Array, "..."]:
-    """lam * x_a + (1 - lam) * x_b, with one weight for the whole batch.
+    """Return lam * x_a + (1 - lam) * x_b, with one weight for the whole batch.
 
     Raises:
-        ValueError: inputs that are not floating; mix images after they were normalized.
+        ValueError: inputs that are not floating; normalize images before mixing.
     """
     if not (jnp.issubdtype(x_a.dtype, jnp.floating) and jnp.issubdtype(x_b.dtype, jnp.floating)):
         raise ValueError(
@@ -178,8 +180,8 @@ def mixup_cross_entropy(
     lam: float | Float[Array, ""],
     mask: Bool[Array, " n"],
 ) -> Float[Array, ""]:
-    """lam * CE(z, y_a) + (1 - lam) * CE(z, y_b), each averaged over the rows in the mask (SemiFL
-    section 4).
+    """Return lam * CE(z, y_a) + (1 - lam) * CE(z, y_b), each averaged over the rows in the mask
+    (SemiFL section 4).
 
     Args:
         logits: class scores of the mixed inputs.
@@ -196,8 +198,8 @@ def mixup_cross_entropy(
 def proportion_loss(
     logits: Float[Array, "n K"], proportions: Float[Array, " K"], mask: Bool[Array, " n"]
 ) -> Float[Array, ""]:
-    """Cross-entropy between a set's known class proportions and the mean of its predictions, in
-    nats.
+    """Return the cross-entropy between a set's known class proportions and the mean of its
+    predictions, in nats.
 
     -sum_k clip(pi_k) log(1/n sum_i p_ik), the logarithm as a logsumexp of log-probabilities (FedUL
     section 5). A set without rows in the mask costs exactly 0 with zero gradient.
@@ -208,7 +210,7 @@ def proportion_loss(
         mask: rows that belong to the set.
     """
     logits = at_least_float32(logits)
-    # Padding may be anything, NaN too, and must not come back through the gradient.
+    # Padding may have any value, even NaN, and must not reach the gradient.
     log_probs = jax.nn.log_softmax(jnp.where(mask[:, None], logits, 0))
     size = jnp.sum(mask, dtype=log_probs.dtype)
     totals = jax.nn.logsumexp(jnp.where(mask[:, None], log_probs, most_negative(log_probs)), axis=0)
@@ -218,20 +220,19 @@ def proportion_loss(
 
 
 def l1_norm(params: Any) -> Float[Array, ""]:
-    """Sum of the absolute values of all leaves of a pytree, biases and normalization scales
-    included (FedUL section 3).
+    """Return the sum of absolute values over all leaves of a pytree, biases and normalization
+    scales included (FedUL section 3).
 
-    The slope at 0 is 0. Leaves in half precision are summed in float32.
+    The gradient at 0 is 0. Leaves in half precision are summed in float32.
     """
     leaves = [at_least_float32(leaf) for leaf in jax.tree.leaves(params)]
-    # jnp.abs has slope 1 at 0, which would pull fresh biases away from where the penalty wants
-    # them.
+    # jnp.abs has gradient 1 at 0, which would move fresh biases away from 0.
     sums = [jnp.sum(leaf * jax.lax.stop_gradient(jnp.sign(leaf))) for leaf in leaves]
     return sum(sums, start=jnp.zeros((), sums[0].dtype if sums else jnp.float32))
 
 
 def at_least_float32(values: ArrayLike) -> Float[Array, "..."]:
-    """Return the values as floating numbers of 32 bits or more; half precision and integers become
+    """Return the values as floats of 32 bits or more; half precision and integers become
     float32.
     """
     values = jnp.asarray(values)
@@ -240,7 +241,7 @@ def at_least_float32(values: ArrayLike) -> Float[Array, "..."]:
 
 
 def most_negative(values: Float[Array, "..."]) -> float:
-    """Return the most negative finite number of the values' type: log 0 without the NaN that -inf
-    leaves in gradients.
+    """Return the most negative finite number of the values' type, in place of log 0: -inf would
+    give NaN gradients.
     """
     return float(jnp.finfo(values.dtype).min)

@@ -19,7 +19,7 @@ _EPSILON = 1e-12  # added before a logarithm
 class FreeMatch(NamedTuple):
     """Moving averages over batches."""
 
-    confidence: Float[Array, ""]  # t, of the mean largest probability
+    confidence: Float[Array, ""]  # t, mean largest probability
     classes: Float[Array, " K"]  # mean prediction, by class
     labels: Float[Array, " K"]  # shares of the predicted classes
 
@@ -39,10 +39,10 @@ def freematch_update(
     """Move the averages towards a batch.
 
     Args:
-        state: before it.
+        state: averages before the batch.
         probabilities: q.
-        mask: rows that belong to the batch; without any, nothing moves.
-        decay: of the averages.
+        mask: rows that belong to the batch; for an empty batch, nothing moves.
+        decay: decay of the averages.
     """
     labels = jax.nn.one_hot(
         jnp.argmax(probabilities, axis=1), probabilities.shape[1], dtype=probabilities.dtype
@@ -64,14 +64,14 @@ def class_fairness(
     logits: Float[Array, "n K"], counted: Bool[Array, " n"], state: FreeMatch
 ) -> Float[Array, ""]:
     """Return FreeMatch's self-adaptive fairness, sum_c SN(p / h)_c ln(SN(P / g)_c + 1e-12), SN(x) =
-    x / sum x and 1/0 = 0; 0 where no row counts.
+    x / sum x and 1/0 = 0; 0 if no row counts.
 
-    P is the mean prediction and g the shares of the likeliest classes, of the rows that count, and
-    p and h the averages of both. It has no minus sign: the gradient, through P alone, makes
-    predictions more even than they were.
+    P is the mean prediction and g the shares of the predicted classes, over rows that count; p and
+    h are the averages of both. There is no minus sign: the gradient, through P alone, makes
+    predictions more even.
 
     Args:
-        logits: scores that learn.
+        logits: scores in training.
         counted: rows that count.
         state: the averages.
     """
@@ -86,21 +86,21 @@ def class_fairness(
 
 
 def _row_mean(values: Float[Array, "n *more"], mask: Bool[Array, " n"]) -> Float[Array, "*more"]:
-    """Average the rows in the mask; 0 without any."""
+    """Average the rows in the mask; 0 for an empty mask."""
     real = mask.reshape(-1, *[1] * (values.ndim - 1))
     rows = jnp.maximum(jnp.sum(mask, dtype=values.dtype), 1.0)
     return jnp.sum(jnp.where(real, values, 0), axis=0) / rows
 
 
 def _moved(old, new, there: Bool[Array, ""], decay: float | Array):
-    """Move averages, a tree, towards new values, if these are there."""
+    """Move averages, a tree, towards new values, if these exist."""
     return jax.tree.map(
         lambda one, other: jnp.where(there, decay * one + (1.0 - decay) * other, one), old, new
     )
 
 
 def _shares(values: Float[Array, " K"], counts: Float[Array, " K"]) -> Float[Array, " K"]:
-    """Return values / counts, 0 where there are none, divided by their sum."""
+    """Return values / counts (0 for a count of 0), divided by their sum."""
     some = counts > 0
     ratio = jnp.where(some, values / jnp.where(some, counts, 1.0), 0.0)
     total = jnp.sum(ratio)

@@ -28,16 +28,16 @@ def vat_direction(
     *,
     mask: Bool[Array, " n"] | None = None,
 ) -> Float[Array, "n ..."]:
-    """Return the perturbation of length `radius` per example that changes the predictions most,
-    after one power iteration.
+    """Return the perturbation of length `radius` for each example that changes the predictions
+    most, after one power iteration.
 
     g = H u with H the Hessian of KL(p(x) || p(x + d)) at d = 0 and u a random unit vector per
     example; the result is radius * g / (||g|| + 1e-8), a constant for gradients. With batch norm a
     row also moves the others' predictions, and g is that of the sum over all rows in the mask.
 
     Args:
-        predict: logits of inputs; the same randomness (dropout) and frozen running statistics in
-            every call, else the direction is noise.
+        predict: inputs -> logits; every call must use the same randomness (dropout) and frozen
+            running statistics, otherwise the direction is noise.
         inputs: floating inputs of one batch.
         key: key of the random start u.
         radius: length of the perturbation over all pixels and channels of an example.
@@ -51,8 +51,8 @@ def vat_direction(
             perturbation
         )
 
-    # In reverse mode twice, as H is symmetric: convolutions of accelerators have no forward mode.
-    # The gradient at d = 1e-6 u, as in the paper, would be lost in rounding for most pixels.
+    # Reverse mode twice, because H is symmetric, and convolutions on accelerators have no forward
+    # mode. The paper's gradient at d = 1e-6 u would be lost in rounding for most pixels.
     gradient = jax.grad(lambda d: jnp.vdot(slope(d), start))(jnp.zeros_like(inputs))
     return jax.lax.stop_gradient(radius * _unit_rows(gradient))
 
@@ -63,7 +63,8 @@ def divergence_from(
     mask: Bool[Array, " n"],
     counted: Bool[Array, " n"] | Float[Array, " n"] | None = None,
 ) -> Float[Array, ""]:
-    """1/B sum over counted rows of KL[softmax(before) || softmax(after)], B = rows in the mask.
+    """Return 1/B sum over counted rows of KL[softmax(before) || softmax(after)], B = rows in the
+    mask.
 
     With `after` at the inputs plus `vat_direction` it is the loss of virtual adversarial training.
     No gradient reaches `before`.
@@ -72,15 +73,15 @@ def divergence_from(
         before: class scores that are held fixed.
         after: class scores that are moved towards them.
         mask: rows that belong to the batch.
-        counted: rows of these that have a loss, or a factor of each; by default all of them.
+        counted: mask of the rows whose loss is added up, or a factor for each row; by default all.
     """
     rows = _divergence(jax.nn.log_softmax(jax.lax.stop_gradient(before)), after)
     return batch_mean(rows, mask, counted)
 
 
 def mean_entropy(logits: Float[Array, "n K"], mask: Bool[Array, " n"]) -> Float[Array, ""]:
-    """Entropy of the predictions in nats, averaged over the rows in the mask: entropy minimization
-    beside VAT.
+    """Return the entropy of the predictions in nats, averaged over the rows in the mask, for
+    entropy minimization beside VAT.
 
     Grandvalet and Bengio, NeurIPS 2004.
 
@@ -107,7 +108,7 @@ def _unit_rows(vectors: Float[Array, "n ..."]) -> Float[Array, "n ..."]:
 
 
 PyTree = Any
-SMALLEST_NORM = 1e-16  # so that a gradient of 0 moves nothing
+SMALLEST_NORM = 1e-16  # makes a gradient of 0 move nothing
 
 
 def sharpness_ascent(
@@ -117,19 +118,19 @@ def sharpness_ascent(
     adaptive: bool = True,
     eta: float | Array = 0.01,
 ) -> PyTree:
-    """Step up the loss within a distance: radius T^2 g / ||T g||, with one norm over all
+    """Return a step up the loss within a distance: radius T^2 g / ||T g||, with one norm over all
     parameters.
 
     Args:
         params: w.
-        gradient: g, of the loss at w.
+        gradient: g, gradient of the loss at w.
         radius: radius of the ball, rho.
-        adaptive: T is |w| + eta for weights, the scales of norm layers among them, and 1 for biases
-            (ASAM); else it is 1 for all (SAM). A bias is a leaf of the name "bias".
+        adaptive: True: T is |w| + eta for weights, including scales of norm layers, and 1 for
+            biases (ASAM); False: T is 1 for all (SAM). A bias is a leaf named "bias".
         eta: added to |w|.
 
     Returns:
-        What is to be added to w, a tree like `params`.
+        The change to add to w, a tree like `params`.
     """
 
     def scale(path: tuple[Any, ...], weight: Array) -> Array:

@@ -1,4 +1,4 @@
-"""Class prototypes: mean embeddings, probabilities from distances to them, helpers'
+"""Class prototypes (mean embeddings), probabilities from distances to them, and helpers'
 pseudo-labels (ProtoFSSL).
 """
 
@@ -19,15 +19,15 @@ ROOT_FLOOR = 1e-12  # the root has an infinite slope at 0
 def class_prototypes(
     embeddings: Float[Array, "n d"], labels: Int[Array, " n"], num_classes: int
 ) -> tuple[Float[Array, "K d"], Bool[Array, " K"]]:
-    """Mean embedding of every class, differentiable in the embeddings.
+    """Return the mean embedding of every class, differentiable in the embeddings.
 
     Args:
         embeddings: a row per example.
-        labels: class of every row; -1 = none or padding, whose embedding is not looked at.
+        labels: class of every row; -1 = none or padding, whose embedding is not read.
         num_classes: K.
 
     Returns:
-        prototypes in float32 at least, 0 for a class without examples, and which classes have
+        prototypes in float32 at least, 0 for a class without examples, and the mask of classes with
         examples.
     """
     embeddings = at_least_float32(embeddings)
@@ -47,19 +47,18 @@ def prototype_log_probs(
     *,
     distance: Annotated[str, OneOf(DISTANCES)] = "sq_euclidean",
 ) -> Float[Array, "n K"]:
-    """log softmax(-distance / temperature) over the classes that are present.
+    """Return log softmax(-distance / temperature) over the classes that are present.
 
     An absent class gets the most negative finite number: its probability is exactly 0, and
-    gradients hold no NaN.
+    gradients have no NaN.
 
     Args:
         embeddings: a row per example.
-        prototypes: a row per class; rows of absent classes are not looked at.
-        present: classes that have a prototype.
+        prototypes: a row per class; rows of absent classes are not read.
+        present: mask of classes with a prototype.
         temperature: positive.
-        distance: "sq_euclidean", "mean_sq" (the same divided by d: what ProtoFSSL's code does) or
-            "euclidean" (what its text says). They are not interchangeable without another
-            temperature.
+        distance: "sq_euclidean", "mean_sq" (the same divided by d, as in ProtoFSSL's code) or
+            "euclidean" (as in its text). Each needs its own temperature.
 
     Raises:
         ValueError: an unknown distance, or a temperature that is known not to be positive.
@@ -70,7 +69,7 @@ def prototype_log_probs(
         squares = jnp.sum((embeddings[:, None, :] - centers) ** 2, axis=-1)
         scores = -jnp.sqrt(squares + ROOT_FLOOR)
     else:
-        # ||z||^2 is the same for every class and cancels: one matrix product instead of n * K * d
+        # ||z||^2 is the same for every class and cancels, so one matrix product replaces n * K * d
         # differences.
         product = jnp.matmul(embeddings, centers.T, precision=jax.lax.Precision.HIGHEST)
         scores = 2.0 * product - jnp.sum(centers**2, axis=1)
@@ -84,8 +83,8 @@ def prototype_log_probs(
 def mean_prototypes(
     prototypes: Float[Array, "H K d"], present: Bool[Array, "H K"]
 ) -> tuple[Float[Array, "K d"], Bool[Array, " K"]]:
-    """Mean of every class over the sets that have it, and which classes occur (ProtoFSSL,
-    algorithm 2).
+    """Return the mean of every class over the sets that have it, and the mask of classes that occur
+    (ProtoFSSL, algorithm 2).
     """
     held = jnp.where(present[:, :, None], prototypes, 0)
     counts = jnp.sum(present, axis=0, dtype=prototypes.dtype)
@@ -95,11 +94,12 @@ def mean_prototypes(
 def fill_missing_prototypes(
     prototypes: Float[Array, "H K d"], present: Bool[Array, "H K"]
 ) -> tuple[Float[Array, "H K d"], Bool[Array, " K"]]:
-    """Prototypes that a set lacks replaced by the mean of that class over the sets that have it
+    """Replace prototypes that a set lacks by the mean of that class over the sets that have it
     (ProtoFSSL section 15).
 
     Returns:
-        the filled sets, and which classes occur in any set; a class of no set stays 0.
+        the filled sets, and the mask of classes that occur in any set; a class that is in no set
+        stays 0.
     """
     means, known = mean_prototypes(prototypes, present)
     return jnp.where(present[:, :, None], prototypes, means), known
@@ -107,7 +107,7 @@ def fill_missing_prototypes(
 
 @checked
 def sharpen(probs: Float[Array, "n K"], temperature: _Positive) -> Float[Array, "n K"]:
-    """p_k^(1/T) / sum_k' p_k'^(1/T): T = 1 changes nothing, T -> 0 is the arg max.
+    """Return p_k^(1/T) / sum_k' p_k'^(1/T): T = 1 changes nothing, and T -> 0 is the arg max.
 
     Computed in log space, so that small T does not underflow; a probability of 0 stays 0 and gets
     no gradient.
@@ -134,21 +134,20 @@ def helper_pseudo_labels(
     *,
     distance: Annotated[str, OneOf(DISTANCES)] = "sq_euclidean",
 ) -> Float[Array, "n K"]:
-    """Soft pseudo-labels: the helpers' class probabilities, averaged and sharpened (ProtoFSSL
-    section 4).
+    """Return soft pseudo-labels: the helpers' class probabilities, averaged and sharpened
+    (ProtoFSSL section 4).
 
     A class that a helper lacks is taken from the mean of the other helpers. A helper without any
-    prototype (padding) does not count. Without any helper the pseudo-labels are all 0, so that a
-    cross-entropy against them vanishes. Gradients flow into the embeddings, as in the public code;
-    stop them outside if they should not.
+    prototype (padding) does not count. Without helpers the pseudo-labels are all 0, so that a
+    cross-entropy against them is 0. Gradients flow into the embeddings, as in the public code; stop
+    them outside if they should not.
 
     Args:
         embeddings: a row per unlabelled example.
         helper_prototypes: one set of prototypes per helper.
-        helper_present: classes that every helper has.
+        helper_present: mask of the classes of every helper.
         temperature: temperature of the distances.
-        sharpening: exponent 1 / sharpening on the averaged probabilities; 1 leaves them as they
-            are.
+        sharpening: exponent 1 / sharpening on the averaged probabilities; 1 changes nothing.
         distance: distance of `prototype_log_probs`.
 
     Raises:
@@ -161,10 +160,10 @@ def helper_pseudo_labels(
         lambda own: prototype_log_probs(embeddings, own, known, temperature, distance=distance)
     )(filled)
     lowest = most_negative(by_helper)
-    # A constant, the number of helpers, cancels in the softmax.
+    # The number of helpers is a constant that cancels in the softmax.
     totals = jax.nn.logsumexp(jnp.where(counted[:, None, None], by_helper, lowest), axis=0)
-    # Absent classes are masked once more: dividing their finite stand-in by the sharpening would
-    # overflow. Without any helper all classes stay, so that there is no 0/0.
+    # Absent classes are masked again, because dividing their finite stand-in by the sharpening
+    # would overflow. Without helpers all classes stay, so that there is no 0/0.
     kept = known | ~jnp.any(known)
     probs = jax.nn.softmax(jnp.where(kept, totals, 0.0) / sharpening, where=kept)
     return jnp.where(jnp.any(counted), probs, 0)

@@ -1,5 +1,5 @@
-"""Losses of labelled examples: cross-entropy, focal loss, label smoothing, weights of classes,
-logit adjustment.
+"""Losses on labelled examples: cross-entropy, focal loss, label smoothing, class weights, logit
+adjustment.
 
 References:
     Focal loss: Lin et al., Focal loss for dense object detection, ICCV 2017; of several classes,
@@ -34,17 +34,17 @@ def supervised_loss(
 ) -> RowLoss:
     """Build the loss of a row, -w_y (1 - p_y)^gamma ((1 - s) log p_y + s / K sum_k log p_k).
 
-    Here p = softmax(z + tau log prior) for scores z. Rows are averaged over the batch as they are,
-    not divided by their weights. By default this is `cross_entropy` itself.
+    Here p = softmax(z + tau log prior) for scores z. The batch mean is over rows, and is not
+    divided by the sum of weights. By default this is `cross_entropy` itself.
 
     Args:
         name: "cross_entropy", for which gamma is 0, or "focal".
-        counts: labels of every class that are seen; a class without any has a prior as if it had
-            one, and no part in the weights of the others.
+        counts: observed labels of every class; a class without labels gets the prior of a single
+            label, and does not change the weights of the others.
         label_smoothing: s, in [0, 1).
-        gamma: how little rows count that are right already.
-        class_weights: w, a number per class, or ("inverse",) for labels / (classes that have
-            some * labels of the class), whose mean over the labelled examples is 1.
+        gamma: exponent that lowers the weight of rows that are already right.
+        class_weights: w, a number per class, or ("inverse",) for labels / (classes with labels *
+            labels of the class), with mean 1 over the labelled examples.
         logit_adjustment: tau; 1 is consistent with the balanced error.
 
     Raises:
@@ -75,7 +75,7 @@ def supervised_loss(
         if label_smoothing:
             losses = (1 - label_smoothing) * losses - label_smoothing * jnp.mean(log_probs, axis=1)
         if focal:
-            # Not 0, where a power below 1 has no slope.
+            # Not 0, because a power below 1 has no gradient there.
             losses = losses * jnp.maximum(-jnp.expm1(chosen), jnp.finfo(losses.dtype).tiny) ** gamma
         if class_weights is not None:
             inverse = labels / (present * found)

@@ -1,8 +1,8 @@
-"""XCLP's cryptographic protocols: distances and sums of which the parties learn no more than they
-have to.
+"""XCLP's cryptographic protocols: distances and sums, of which each party learns only its own
+result.
 
-Host code on NumPy arrays and bytes, never traced. Confidential while parties follow the protocols
-and the server works together with no client; what XCLP shows by design, which is much, is in
+Host code on NumPy arrays and bytes, never traced. Data stay confidential while all parties follow
+the protocols and the server colludes with no client; XCLP itself reveals much by design, see
 docs/secure.md. Needs the extra `secure`. Importing this package loads no protocol: `protocols`,
 `secure_hamming` and the others load when first used.
 """
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from fedjax_ssl.secure.network import Traffic
     from fedjax_ssl.secure.real import Secured, protocols, secure_hamming, secure_row_sums
 
-LEVELS = get_args(Level)[1:]  # without "none", the kernels
+LEVELS = get_args(Level)[1:]  # without "none", which stands for the kernels
 HAMMING = get_args(Hamming)
 DROPS = ("keys", "hamming", "mask", "sums", "result")  # phases in which a client can vanish
 

@@ -24,8 +24,8 @@ _PHASES = ("keys", "seed", "hamming", "columns", "sums")
 
 
 def main(arguments: list[str]) -> int:
-    """Run the protocols, prints what they cost, and compares labels and confidences with those of
-    level "ideal".
+    """Run the protocols, print their cost, and compare labels and confidences with those of level
+    "ideal".
 
     Returns:
         0; 1 if labels or confidences differ; 2 for a mistake of the user, after one message on

@@ -1,5 +1,5 @@
-"""Codes as bits, distances as numbers modulo a power of two, who plays which part for a pair,
-and one client's own.
+"""Distances in the protocols: codes as bits, numbers modulo a power of two, the roles of a pair,
+and distances within one client.
 """
 
 from typing import Any
@@ -18,16 +18,14 @@ def bits_of(codes: np.ndarray, num_bits: int) -> np.ndarray:
 
 
 def ring(num_bits: int) -> type:
-    """Return the smallest of uint8, uint16 and uint32 in which distances 0..num_bits are different
-    numbers.
-    """
+    """Return the smallest of uint8, uint16 and uint32 that can hold the distances 0..num_bits."""
     return next(
         dtype for dtype in (np.uint8, np.uint16, np.uint32) if num_bits <= np.iinfo(dtype).max
     )
 
 
 def roles(a: int, b: int, counts: dict[int, int]) -> tuple[int, int]:
-    """Give (the one with fewer points, the other one) of a pair: the first receives in oblivious
+    """Return (client with fewer points, other client) of a pair; the first receives in oblivious
     transfers.
     """
     one, other = sorted((a, b))
@@ -35,22 +33,22 @@ def roles(a: int, b: int, counts: dict[int, int]) -> tuple[int, int]:
 
 
 def own_distances(codes: np.ndarray, num_bits: int) -> np.ndarray:
-    """Return the distances between the points of one client, [n, n] in `ring`: by a product, exact
-    below 2^24 bits.
+    """Return the distances between the points of one client, [n, n] in `ring`, by a matrix product,
+    exact below 2^24 bits.
     """
     signs = 1 - 2 * bits_of(codes, num_bits).astype(np.float32)
     return ((num_bits - signs @ signs.T) / 2).astype(ring(num_bits))
 
 
 class PairServer(Machine):
-    """Server that takes a share from each client of a pair, and makes of both the distances between
-    their points.
+    """Server that takes a share from each client of a pair and combines them to the distances
+    between their points.
 
     Args:
         endpoint: endpoint of the server.
         first: the client whose points are the rows.
         second: the client whose points are the columns.
-        shape: points of both.
+        shape: numbers of points of both.
         num_bits: L.
     """
 
@@ -64,7 +62,7 @@ class PairServer(Machine):
         self._shape = shape
         self._num_bits = num_bits
         self._shares: dict[int, Any] = {}
-        # int32 [first's points, second's points], when both shares came
+        # int32 [first's points, second's points], once both shares have arrived
         self.distances: np.ndarray | None = None
 
     def receive(self, data: bytes) -> list[Outgoing]:
@@ -77,7 +75,7 @@ class PairServer(Machine):
         self._shares[sender] = message
         if len(self._shares) == 2:
             found = self._put_together(*(self._shares[client] for client in self._peers))
-            # one of the two did not follow the protocol
+            # one of the two clients did not follow the protocol
             if found.size and int(found.max()) > self._num_bits:
                 pair = " and ".join(map(str, self._peers))
                 raise InconsistentView(
@@ -87,7 +85,7 @@ class PairServer(Machine):
         return []
 
     def _check(self, message: Any, sender: int) -> None:
-        """Raise MalformedMessage for a share of another shape than is due."""
+        """Raise MalformedMessage for a share of an unexpected shape."""
         raise NotImplementedError
 
     def _put_together(self, first: Any, second: Any) -> np.ndarray:
@@ -95,7 +93,7 @@ class PairServer(Machine):
 
 
 class OwnClient(Machine):
-    """Client that works out the distances between its own points."""
+    """Client that computes the distances between its own points."""
 
     def __init__(self, endpoint: Endpoint, codes: np.ndarray, num_bits: int):
         super().__init__(endpoint)
@@ -103,7 +101,7 @@ class OwnClient(Machine):
         self._num_bits = num_bits
 
     def start(self) -> list[Outgoing]:
-        """Send its distances."""
+        """Send the client's distances."""
         return [
             self.endpoint.pack(SERVER, OwnDistances(own_distances(self._codes, self._num_bits)))
         ]
@@ -120,7 +118,7 @@ class OwnServer(Machine):
         self.distances: np.ndarray | None = None
 
     def receive(self, data: bytes) -> list[Outgoing]:
-        """Check and keep them."""
+        """Check the distances and keep them."""
         found = self.take(data, self._client, OwnDistances, self.distances is None).distances
         shape = (self._num_points, self._num_points)
         check_array("distances", found, shape, ring(self._num_bits), self._client)

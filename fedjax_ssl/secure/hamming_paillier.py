@@ -1,14 +1,14 @@
-"""SecureHamming by Paillier's cryptosystem: least traffic, most time.
+"""SecureHamming by Paillier's cryptosystem, with the least traffic and the most time.
 
-The key owner packs bit l of all its points u into one number, a slot of w bits for each point, and
-encrypts it. The other client forms, for each of its points v, the packed sums over l of u_l + v_l -
-2 u_l v_l under encryption, adds one number R that is uniform modulo N, and re-randomizes. The owner
-decrypts a uniform number and passes it to the server, which takes R away.
+The key owner packs bit l of all its points u into one number, with a slot of w bits for each point,
+and encrypts it. For each of its points v, the other client computes the packed sums over l of u_l +
+v_l - 2 u_l v_l under encryption, adds a number R that is uniform modulo N, and re-randomizes. The
+owner decrypts a uniform number and sends it to the server, which subtracts R.
 
-Re-randomizing is not optional: without it the owner, who made all ciphertexts, can test every guess
-of v.
+Re-randomizing is necessary: without it, the owner, which made all ciphertexts, could test every
+guess of v.
 
-The arithmetic is gmpy2's (the extra `secure-he`) where it is installed, else Python's own, about
+The arithmetic is gmpy2's (the extra `secure-he`) if it is installed, otherwise Python's own, about
 eight times slower. It is not constant-time.
 
 References:
@@ -37,7 +37,7 @@ _SMALL_PRIMES = [n for n in range(3, 2000) if all(n % d for d in range(2, int(n*
 gmpy2: ModuleType | None
 try:
     gmpy2 = importlib.import_module("gmpy2")
-except ImportError:  # Python's own integers will do
+except ImportError:  # Python's own integers do too
     gmpy2 = None
 
 
@@ -54,7 +54,7 @@ def _inverse(value: Any, modulus: Any) -> Any:
 
 
 class PublicKey:
-    """Whoever has it can encrypt, add, and re-randomize. Args: the modulus N, a product of two
+    """Public key, which can encrypt, add and re-randomize. Args: the modulus N, a product of two
     primes.
     """
 
@@ -64,8 +64,8 @@ class PublicKey:
         self.num_bytes = -(-int(modulus).bit_length() // 8)
 
     def blind(self) -> Any:
-        """Return a fresh N-th power: an encryption of 0, which makes of a ciphertext another one of
-        the same number.
+        """Return a fresh N-th power, an encryption of 0: multiplied to a ciphertext, it makes
+        another one of the same number.
         """
         return _power(self._unit(), self.modulus, self.squared)
 
@@ -74,7 +74,7 @@ class PublicKey:
         return int((1 + number % self.modulus * self.modulus) * self.blind() % self.squared)
 
     def add(self, ciphertexts: Iterable[Any]) -> Any:
-        """Return a ciphertext of the sum, which everybody can recognize who knows the summands."""
+        """Return a ciphertext of the sum; anyone who knows the summands can recognize it."""
         total = _integer(1)
         for ciphertext in ciphertexts:
             total = total * ciphertext % self.squared
@@ -86,13 +86,13 @@ class PublicKey:
         return _power(some, abs(factor), self.squared)
 
     def plus(self, ciphertext: Any, number: int) -> Any:
-        """Return a ciphertext of the number plus another one, re-randomized: nobody can tell what
-        it was made of.
+        """Return a ciphertext of the number plus another one, re-randomized: it does not reveal its
+        summands.
         """
         return ciphertext * self.encrypt(number) % self.squared
 
     def is_ciphertext(self, value: int) -> bool:
-        """Return whether a number can be a ciphertext: below N^2, and prime to N."""
+        """Return whether a number can be a ciphertext, that is, below N^2 and prime to N."""
         if not 0 < value < self.squared:
             return False
         return math.gcd(int(value), int(self.modulus)) == 1
@@ -108,11 +108,11 @@ class PublicKey:
 
 
 class SecretKey:
-    """The key pair.
+    """Secret key, with its public key.
 
     Args:
-        bits: bits of the modulus; 2048 is today's least.
-        primes: given ones, for tests.
+        bits: bits of the modulus; use at least 2048.
+        primes: fixed primes, for tests.
 
     Raises:
         ValueError: primes with which decryption is not unique.
@@ -140,8 +140,8 @@ class SecretKey:
         return (_power(value, prime - 1, squared) - 1) // prime
 
     def encrypt(self, number: int) -> int:
-        """Encrypt as the public key does, in half the time: powers modulo p^2 and q^2, put
-        together.
+        """Encrypt like the public key, but in half the time: powers modulo p^2 and q^2,
+        combined.
         """
         modulus = self.public.modulus
         unit = self.public._unit()
@@ -162,8 +162,8 @@ class SecretKey:
 
 
 def _two_primes(bits: int) -> tuple[int, int]:
-    """Return different primes of half the bits each; the top two bits are set, so the product has
-    exactly `bits`.
+    """Return two different primes of half the bits each; their top two bits are set, so the product
+    has exactly `bits`.
     """
     if bits < 64 or bits % 16:
         raise ValueError(f"key_bits is {bits}; it must be a multiple of 16 and at least 64")
@@ -204,8 +204,8 @@ def packing(num_points: int, num_bits: int, key_bits: int) -> tuple[int, int, in
 
 
 class PackedBits:
-    """A client's points, encrypted once per session and sent to everybody whose distances it asks
-    for.
+    """A client's points, encrypted once per session and sent to every client that helps with its
+    distances.
 
     Args:
         codes: uint32 [n, words].
@@ -237,7 +237,7 @@ class PackedBits:
 
 
 class PaillierOwner(Machine):
-    """The client whose key it is. Args: as `TransferReceiver`, with `PackedBits` in place of its
+    """Client that owns the key. Args: as `TransferReceiver`, with `PackedBits` in place of its
     codes.
     """
 
@@ -249,11 +249,11 @@ class PaillierOwner(Machine):
         self._done = False
 
     def start(self) -> list[Outgoing]:
-        """Send its key and its encrypted bits."""
+        """Send the key and the encrypted bits."""
         return [self.endpoint.pack(self._peer, self._packed.message)]
 
     def receive(self, data: bytes) -> list[Outgoing]:
-        """Decrypt masked distances, for the server."""
+        """Decrypt masked distances, and send them to the server."""
         message = self.take(data, self._peer, EncryptedDistances, not self._done)
         public = self._packed.key.public
         *_, blocks = packing(self._packed.num_points, self._packed.num_bits, self._packed.key_bits)
@@ -269,7 +269,7 @@ class PaillierOwner(Machine):
 
 
 class PaillierEvaluator(Machine):
-    """The other client.
+    """Client that does not own the key.
 
     Args:
         endpoint: with a channel to the key owner.
@@ -277,7 +277,7 @@ class PaillierEvaluator(Machine):
         codes: uint32 [n, words] of its own points.
         num_packed: points of the owner, from the roster.
         num_bits: L.
-        key_bits: that a modulus must have.
+        key_bits: required bits of a modulus.
     """
 
     def __init__(
@@ -297,7 +297,7 @@ class PaillierEvaluator(Machine):
         self._done = False
 
     def receive(self, data: bytes) -> list[Outgoing]:
-        """Work out the masked distances under encryption; the masks are for the server."""
+        """Compute the masked distances under encryption, and send the masks to the server."""
         message = self.take(data, self._peer, EncryptedBits, not self._done)
         num_bits = self._bits.shape[1]
         size = self._key_bits // 8
@@ -325,7 +325,8 @@ class PaillierEvaluator(Machine):
         masks = []
         for bits in self._bits.astype(bool):
             for block in range(blocks):
-                # sum_l u_l + v_l - 2 u_l v_l: all columns, less twice those where v_l is 1.
+                # sum_l u_l + v_l - 2 u_l v_l: the sum of all columns, minus twice those with v_l =
+                # 1.
                 chosen = public.times(public.add(columns[bits, block]), -2)
                 mask = secrets.randbelow(modulus)
                 shift = ones[block] * int(bits.sum()) + mask
@@ -343,7 +344,7 @@ class PaillierEvaluator(Machine):
 
 
 class PaillierServer(PairServer):
-    """The server: takes the masks away."""
+    """Server that subtracts the masks."""
 
     share = PackedShare
 
@@ -401,7 +402,7 @@ def _from_bytes(values: np.ndarray) -> list[int]:
 def _checked(
     values: np.ndarray, shape: tuple[int, ...], public: PublicKey, sender: int
 ) -> list[int]:
-    """Return the ciphertexts; raises MalformedMessage for another number or shape."""
+    """Return the ciphertexts; raise MalformedMessage for another number or shape."""
     check_array("ciphertexts", values, shape, np.uint8, sender)
     numbers = _from_bytes(values)
     if not all(map(public.is_ciphertext, numbers)):

@@ -1,15 +1,15 @@
-"""SecureHamming by oblivious transfer: all distances between two clients' points, known to the
+"""SecureHamming by oblivious transfer: all distances between two clients' points, revealed to the
 server alone.
 
 In an oblivious transfer a receiver gets one of two pads, and the sender does not learn which. 128
-base transfers by public keys are extended to any number by symmetric ones. Secure against parties
-that follow the protocol; a receiver that does not needs the consistency check of Keller, Orsini and
-Scholl (2015), which is not here.
+base transfers by public-key operations are extended to any number by symmetric ones. This is secure
+against parties that follow the protocol; against others it would need the consistency check of
+Keller, Orsini and Scholl (2015), which is not implemented.
 
 The receiver chooses with every bit of every point u; the sender offers, for all its points v at
-once, the vectors r + v_l and r + 1 - v_l. What the receiver gets is t = r + (u_l xor v_l). Summed
-over the bits, t at one client and r at the other are uniform, and their difference is the distance.
-Correlated transfers make r of the pad of choice 0, so that one vector per transfer travels.
+once, the vectors r + v_l and r + 1 - v_l. The receiver gets t = r + (u_l xor v_l). Summed over the
+bits, t at one client and r at the other are each uniform, and their difference is the distance. In
+correlated transfers r is the pad of choice 0, so only one vector per transfer is sent.
 
 References:
     Chou, Orlandi, The simplest protocol for oblivious transfer, Latincrypt 2015: base transfers.
@@ -35,8 +35,8 @@ _PURPOSE = b"base oblivious transfer"
 
 
 class BaseSender:
-    """Has two seeds per base transfer. Args: context that both parties know, and that no other
-    pair has.
+    """Sender of the base transfers, with two seeds for each. Args: a context that both parties know
+    and no other pair has.
     """
 
     def __init__(self, context: bytes, peer: int):
@@ -47,7 +47,8 @@ class BaseSender:
         self.point = self._group.base(self._secret)
 
     def seeds(self, choices: np.ndarray) -> list[tuple[bytes, bytes]]:
-        """Both seeds of every base transfer, from the receiver's hidden choices uint8 [128, 32].
+        """Return both seeds of every base transfer, from the receiver's hidden choices uint8 [128,
+        32].
 
         Raises:
             BadKey: a choice is not an element of the group.
@@ -71,11 +72,11 @@ class BaseSender:
 
 
 class BaseReceiver:
-    """Chooses one seed per base transfer."""
+    """Receiver of the base transfers, which chooses one seed for each."""
 
     def __init__(self, context: bytes, peer: int, point: bytes):
-        """Args: as `BaseSender`, and the sender's point. Raises BadKey if that is no element of
-        the group.
+        """Args: as `BaseSender`, and the sender's point. Raise BadKey if the point is not in the
+        group.
         """
         group = Group()
         group.check(point, peer)
@@ -102,8 +103,8 @@ def _seed(context: bytes, number: int, sender: bytes, receiver: bytes, shared: b
 
 
 class ExtensionReceiver:
-    """Chooses among extended transfers. Args: the two seeds of every base transfer, in which it
-    was the sender.
+    """Receiver of extended transfers. Args: the two seeds of every base transfer, in which it was
+    the sender.
     """
 
     def __init__(self, seeds: list[tuple[bytes, bytes]]):
@@ -112,7 +113,7 @@ class ExtensionReceiver:
         self._done = 0
 
     def extend(self, choices: np.ndarray) -> tuple[int, np.ndarray, np.ndarray]:
-        """Make more transfers; streams and numbers go on from those before.
+        """Make further transfers; streams and numbers continue from earlier ones.
 
         Args:
             choices: uint8 [m] of 0 and 1, m a multiple of 8.
@@ -140,8 +141,8 @@ class ExtensionReceiver:
 
 
 class ExtensionSender:
-    """Has both pads. Args: its choices uint8 [128] in the base transfers, and the seeds that it
-    got.
+    """Sender of extended transfers, with both pads. Args: its choices uint8 [128] in the base
+    transfers, and the seeds that it got.
     """
 
     def __init__(self, choices: np.ndarray, seeds: list[bytes]):
@@ -152,11 +153,10 @@ class ExtensionSender:
         self._correlation = np.packbits(choices, bitorder="little").view(np.uint64)
 
     def extend(self, first: int, columns: np.ndarray, peer: int) -> np.ndarray:
-        """Rows uint64 [m, 2] for `pads`.
+        """Return rows uint64 [m, 2] for `pads`.
 
         Raises:
-            MalformedMessage: columns that do not follow on those before, so that a stream would
-                come twice.
+            MalformedMessage: columns do not follow the earlier ones, so that a stream would repeat.
         """
         if columns.shape[0] != WIDTH or first != self._done:
             raise MalformedMessage(
@@ -207,8 +207,8 @@ _CHUNK_BYTES = 2**21
 
 
 def chunks(num_chosen: int, num_offered: int, num_bits: int) -> Iterator[tuple[int, int]]:
-    """Cut the receiver's points: (points, transfers) of every message; both sides work it out
-    alike.
+    """Return the chunks of the receiver's points: (points, transfers) of every message, the same at
+    both sides.
     """
     width = np.dtype(ring(num_bits)).itemsize * num_offered * num_bits
     step = max(1, _CHUNK_BYTES // max(width, 1))
@@ -222,7 +222,7 @@ def _context(endpoint: Endpoint, receiver: int, sender: int) -> bytes:
 
 
 class TransferReceiver(Machine):
-    """The client with fewer points.
+    """Client with fewer points.
 
     Args:
         endpoint: with a channel to the sender.
@@ -254,7 +254,7 @@ class TransferReceiver(Machine):
         return [self.endpoint.pack(self._peer, BasePoint(self._base.point))]
 
     def receive(self, data: bytes) -> list[Outgoing]:
-        """Choices of the base transfers, then corrections chunk by chunk."""
+        """Answer with choices of the base transfers, then with corrections chunk by chunk."""
         sender, message = self.endpoint.unpack(data)
         if sender == self._peer and isinstance(message, BaseChoices) and self._extension is None:
             self._extension = ExtensionReceiver(self._base.seeds(message.points))
@@ -271,7 +271,7 @@ class TransferReceiver(Machine):
             self._waiting = None
             return [self.endpoint.pack(SERVER, DistanceShare(self._peer, self._share))]
         own = self._bits[self._done : self._done + points].reshape(-1)
-        # Transfers come by bytes: the last ones may be of nobody.
+        # Transfers come in whole bytes: the last ones may belong to no point.
         choices = np.pad(own, (0, transfers - len(own)))
         first, columns, rows = self._extension.extend(choices)
         self._waiting = points, first, own, rows[: len(own)]
@@ -294,8 +294,8 @@ class TransferReceiver(Machine):
 
 
 class TransferSender(Machine):
-    """The client with more points. Arguments as `TransferReceiver`, with the number of points of
-    the receiver.
+    """Client with more points. Args: as `TransferReceiver`, with the receiver's number of
+    points.
     """
 
     def __init__(
@@ -315,7 +315,7 @@ class TransferSender(Machine):
         self._done = 0
 
     def receive(self, data: bytes) -> list[Outgoing]:
-        """Return the point of the base transfers, then columns chunk by chunk."""
+        """Answer with the point of the base transfers, then with columns chunk by chunk."""
         sender, message = self.endpoint.unpack(data)
         if sender == self._peer and isinstance(message, BasePoint) and self._extension is None:
             context = _context(self.endpoint, self._peer, self.endpoint.party)
@@ -349,7 +349,7 @@ class TransferSender(Machine):
         offered -= self._by_bit  # r
         self._share[self._done : self._done + points] = offered.sum(axis=1, dtype=self._dtype)
         self._done += points
-        # The second message is r + 1 - v, of which the pad of choice 1 is known to the receiver.
+        # The second message is r + 1 - v; the receiver knows the pad of choice 1.
         offered += 1 - self._by_bit
         offered -= other
         outgoing = [
@@ -363,7 +363,7 @@ class TransferSender(Machine):
 
 
 class TransferServer(PairServer):
-    """The server: takes the sender's half from the receiver's."""
+    """Server that subtracts the sender's half from the receiver's."""
 
     def _check(self, message: DistanceShare, sender: int) -> None:
         dtype = ring(self._num_bits)
@@ -378,5 +378,5 @@ def _blocks(num_offered: int, dtype: type) -> int:
 
 
 def _as_numbers(pads: np.ndarray, count: int, dtype: type) -> np.ndarray:
-    """Pad uint64 [m, blocks, 2] -> [m, count]."""
+    """Turn a pad uint64 [m, blocks, 2] into numbers [m, count]."""
     return np.ascontiguousarray(pads.reshape(len(pads), -1).view(dtype)[:, :count])

@@ -1,4 +1,4 @@
-"""The three levels of XCLP's protocols: the same integers, bit for bit.
+"""The three levels of XCLP's protocols, which give the same integers, bit for bit.
 
 | level | what happens | counters |
 |---|---|---|
@@ -31,7 +31,7 @@ from fedjax_ssl.secure.wire import wire_bytes
 def add_transfers(
     traffic: Traffic, receiver: int, sender: int, num_chosen: int, num_offered: int, num_bits: int
 ) -> None:
-    """Return the block of two clients, by oblivious transfer."""
+    """Count the messages for a pair of clients, by oblivious transfer."""
     size = _size(num_bits)
     traffic.add("hamming", receiver, sender, wire_bytes(m.BasePoint))
     traffic.add("hamming", sender, receiver, wire_bytes(m.BaseChoices, (1, (WIDTH, POINT_BYTES))))
@@ -58,7 +58,7 @@ def add_paillier(
     num_bits: int,
     key_bits: int,
 ) -> None:
-    """Return the block of two clients, by Paillier's cryptosystem."""
+    """Count the messages for a pair of clients, by Paillier's cryptosystem."""
     size = key_bits // 8
     *_, blocks = packing(num_packed, num_bits, key_bits)
     bits = wire_bytes(m.EncryptedBits, (1, (size,)), (1, (num_bits, blocks, 2 * size)))
@@ -83,7 +83,9 @@ def add_row_sums(
     min_clients: int,
     recovery: bool,
 ) -> None:
-    """Run all attempts at a sum. Args: rows of every invited client; the rest as in `Protocols`."""
+    """Count the messages of all attempts at a sum. Args: rows of every invited client; the rest as
+    in `Protocols`.
+    """
     invited = sorted(counts)
     while len(invited) >= min_clients:
         for client in invited:
@@ -123,8 +125,8 @@ def add_row_sums(
 
 
 def threshold(num_clients: int) -> int:
-    """Return the number of shares that give a key in Shamir mode: more than half, so that the
-    clients cannot be asked in two groups.
+    """Return the number of shares that restore a key in Shamir mode: more than half, so that the
+    server cannot ask two separate groups of clients.
     """
     return num_clients // 2 + 1
 
@@ -134,17 +136,17 @@ def _size(num_bits: int) -> int:
 
 
 class Protocols:
-    """Level "ideal", and what the levels share: who is there, and which rows are whose.
+    """Level "ideal", and the state that all levels share: live clients, and owners of rows.
 
     Args:
         num_bits: L.
         hamming: "transfer" (oblivious transfer) or "paillier" (least traffic, most time).
         key_bits: bits of Paillier's modulus.
         min_clients: fewest clients of a sum.
-        recovery: clients that vanish inside a sum do not restart it (Shamir mode); shares of more
-            than half of the clients give a key.
-        seed: 32 bytes that the first client sends the others: what the codes follow from. None: it
-            is not sent.
+        recovery: a sum does not restart if a client vanishes (Shamir mode); shares of more than
+            half of the clients restore a key.
+        seed: 32 bytes that the first client sends the others, the seed of the codes. None: not
+            sent.
         drop: client -> phase in which it vanishes: "keys" before it sent its key, "hamming" with
             half of its distances, "mask" before it agreed on masks, "sums" before it sent its
             masked rows, "result" before it read its rows.
@@ -181,7 +183,7 @@ class Protocols:
         self.recovery = recovery
         self.drop = dict(drop or {})
         self.traffic = Traffic()
-        # by (phase, party), at level "real"
+        # Seconds by (phase, party), at level "real".
         self.seconds: defaultdict[tuple[str, int], float] = defaultdict(float)
         self.counts: dict[int, int] = {}  # points of the clients of this session
         self.gone: set[int] = set()
@@ -197,7 +199,7 @@ class Protocols:
         )
 
     def begin(self, num_points: Mapping[int, int]) -> None:
-        """Start a session. Args: the number of points of every client that is invited."""
+        """Start a session. Args: the number of points of every invited client."""
         self._bytes_before = self._bytes_of_clients()
         self.session += 1
         self._pairs = Counter()
@@ -208,9 +210,7 @@ class Protocols:
         self._begin(list(num_points))
 
     def session_bytes(self) -> tuple[int, int]:
-        """Count the bytes that the clients were sent and sent in this session, as the server relays
-        them.
-        """
+        """Count the bytes to and from clients in this session, as the server relays them."""
         before = self._bytes_before
         now = self._bytes_of_clients()
         return now[0] - before[0], now[1] - before[1]
@@ -222,8 +222,8 @@ class Protocols:
         )
 
     def distances(self, a: int, b: int, codes_a: np.ndarray, codes_b: np.ndarray) -> np.ndarray:
-        """Return the distances of all points of a to all of b, int32; num_bits + 1 where one of
-        them is gone.
+        """Return the distances of all points of a to all of b, int32; num_bits + 1 if one of the
+        two clients is gone.
         """
         for client in {a, b}:
             self._pairs[client] += 1
@@ -237,8 +237,8 @@ class Protocols:
         )
 
     def without_distances(self) -> set[int]:
-        """Return the clients that vanished before all their distances were known: no point of
-        theirs stays in the graph.
+        """Return the clients that vanished before all their distances were known: their points are
+        not in the graph.
         """
         return set(self.gone)
 
@@ -265,8 +265,8 @@ class Protocols:
         return {client for client, other in self.drop.items() if other == phase and client in here}
 
     def _pair(self, a: int, b: int) -> tuple[int, int]:
-        """Says who of two clients plays the first part: by transfers who has fewer points, by
-        Paillier the other.
+        """Return the pair in the order of its roles: by transfers, the client with fewer points
+        first, by Paillier the other one.
         """
         fewer, more = roles(a, b, self.counts)
         return (fewer, more) if self.hamming == "transfer" else (more, fewer)
@@ -298,7 +298,7 @@ class Protocols:
 
 
 class AccountedProtocols(Protocols):
-    """Level "accounted": counts what the messages of level "real" would weigh."""
+    """Level "accounted", which counts the messages that level "real" would send."""
 
     level = "accounted"
 

@@ -1,8 +1,7 @@
-"""Deliver messages between parties: sealed at one endpoint, counted, opened at the other.
+"""Deliver messages between parties: sealed at one endpoint, counted, and opened at the other.
 
-A party is a state machine without input or output of its own: bytes go in, messages come out. Here
-they travel in memory. A `Transport` over sockets can take this one's place, with one machine to a
-process.
+A party is a state machine without I/O: bytes go in, messages come out. Here they travel in memory.
+A `Transport` over sockets could replace this, with one machine per process.
 """
 
 import struct
@@ -58,9 +57,9 @@ class Endpoint:
         self.round = round
         self.key = primitives.ExchangeKey()
         self.transcript = b""  # digest of the roster; empty before it is known
-        self.last_attempt = 0  # at a sum; none comes twice in a session
+        self.last_attempt = 0  # number of the last attempt at a sum; none repeats in a session
         self._identity = identity
-        # keys to send and to receive with; nonce: the sequence
+        # (key to send, key to receive) by party; the nonce is the sequence number
         self._channels: dict[int, tuple[bytes, bytes]] = {}
         self._sent: dict[int, int] = {}
         self._next: dict[int, int] = {}
@@ -101,7 +100,7 @@ class Endpoint:
         primitives.verify(self.pinned[sender], signature, data, sender)
 
     def connect(self, peer: int, public: bytes) -> None:
-        """Open the channel to a party with this session key; `transcript` has to be known.
+        """Open the channel to a party with this session key; `transcript` must be known.
 
         Raises:
             BadKey: a point of low order.
@@ -115,7 +114,7 @@ class Endpoint:
         self._channels[peer] = send, receive
 
     def pack(self, receiver: int, message: Any, attempt: int = 0) -> Outgoing:
-        """Return a message on its way: sealed, or in clear where its kind is signed instead."""
+        """Return an outgoing message: sealed, or in clear if its kind is signed instead."""
         kind = wire.kind_of(type(message))
         sequence = self._sent.get(receiver, 0)
         self._sent[receiver] = sequence + 1
@@ -130,13 +129,13 @@ class Endpoint:
         return Outgoing(receiver, head + sealed, type(message))
 
     def unpack(self, data: bytes, attempt: int = 0) -> tuple[int, Any]:
-        """(sender, message).
+        """Return (sender, message).
 
-        Nothing is remembered of a message that is refused.
+        A refused message changes nothing.
 
         Raises:
-            ProtocolError: no message, not for this party or this place, not from whom it says, or
-                not the first time.
+            ProtocolError: it is no message, not for this party or this point of the protocol, not
+                from its claimed sender, or a repetition.
         """
         header, head, body = wire.unpack_header(data)
         sender = header.sender
@@ -161,7 +160,7 @@ def _nonce(sequence: int) -> bytes:
 
 
 class Machine:
-    """Base of the parties of a protocol: it waits, and refuses every message.
+    """Base of the parties of a protocol; it waits, and refuses every message.
 
     Args:
         endpoint: endpoint of the party.
@@ -174,19 +173,19 @@ class Machine:
         return f"{type(self).__name__}({self.endpoint.party})"
 
     def start(self) -> list[Outgoing]:
-        """Say what it sends of its own accord."""
+        """Return the messages that the party sends first."""
         return []
 
     def receive(self, data: bytes) -> list[Outgoing]:
-        """Say what it sends in answer. Raises ProtocolError for a message that it refuses, and
-        is as it was before.
+        """Return the messages in answer. Raise ProtocolError for a refused message, which changes
+        nothing.
         """
         sender, _ = self.endpoint.unpack(data)
         raise not_due(sender)
 
     def take(self, data: bytes, sender: int, kind: type, due: bool = True) -> Any:
-        """Open the message of a kind that it waits for from one party. Raises ProtocolError for
-        every other one.
+        """Open a message of the expected kind from one party. Raise ProtocolError for every other
+        one.
         """
         found, message = self.endpoint.unpack(data)
         if found != sender or not isinstance(message, kind) or not due:
@@ -194,20 +193,20 @@ class Machine:
         return message
 
     def expire(self) -> list[Outgoing] | None:
-        """Say what it sends when nothing more arrives; None: it waits for nothing."""
+        """Return the messages if nothing more arrives; None: the party waits for nothing."""
         return None
 
 
 def not_due(sender: int) -> MalformedMessage:
-    """Make the error for a message that a party does not wait for."""
+    """Make the error for an unexpected message."""
     return MalformedMessage("a message that is not due", sender)
 
 
 class Transport(Protocol):
-    """Carries bytes to a party."""
+    """Base of the carriers of bytes between parties."""
 
     def send(self, sender: int, receiver: int, data: bytes) -> None:
-        """Take a message along."""
+        """Accept a message for delivery."""
 
     def receive(self, receiver: int) -> bytes | None:
         """Return the next message for a party, None if there is none."""
@@ -230,8 +229,8 @@ class InMemory:
 
 
 class Traffic:
-    """Messages and bytes by (phase, sender, receiver); messages between clients are counted
-    once, not at the server.
+    """Messages and bytes by (phase, sender, receiver); a message between clients is counted once,
+    not at the server.
     """
 
     def __init__(self) -> None:
@@ -262,12 +261,12 @@ class Traffic:
 
 
 class Network:
-    """Runs the machines of a phase until all is quiet.
+    """Runs the machines of a phase until no message is left.
 
     Args:
         transport: carries the messages.
-        leaves: client -> the message that it no longer sends, or no longer reads: there it
-            vanishes.
+        leaves: client -> the message that it does not send or read any more, because it vanishes
+            there.
     """
 
     def __init__(
@@ -278,11 +277,12 @@ class Network:
         self.gone: set[int] = set()
         self.traffic = Traffic()
         self.seconds: defaultdict[tuple[str, int], float] = defaultdict(float)  # by (phase, party)
-        self.refused: list[tuple[int, ProtocolError]] = []  # (who refused, why), for the log
+        # (party that refused, reason), for the log
+        self.refused: list[tuple[int, ProtocolError]] = []
 
     def run(self, phase: str, machines: Mapping[int, Machine]) -> None:
-        """Deliver until nobody has anything to say; a message that is refused counts as one that
-        never came.
+        """Deliver until no party sends anything; a refused message counts as one that never
+        came.
         """
         for party, machine in machines.items():
             self._act(phase, party, machine.start)

@@ -68,7 +68,7 @@ class ExchangeKey:
         """Return the 32 bytes shared with the owner of `public`.
 
         Raises:
-            BadKey: a point of low order, with which the secret would be known to all.
+            BadKey: a point of low order, which would make the secret public.
         """
         try:
             return self._private.exchange(
@@ -78,7 +78,7 @@ class ExchangeKey:
             raise BadKey("a public key is a point of low order") from error
 
     def private_bytes(self) -> bytes:
-        """Return the private key, which Shamir mode shares out."""
+        """Return the private key, which Shamir mode splits into shares."""
         return self._private.private_bytes_raw()
 
     def __repr__(self) -> str:
@@ -86,14 +86,14 @@ class ExchangeKey:
 
 
 class Identity:
-    """A party's long-term Ed25519 key pair: whoever pins its public key knows who signed."""
+    """A party's long-term Ed25519 key pair; other parties pin its public key."""
 
     def __init__(self) -> None:
         self._private = _asymmetric("ed25519").Ed25519PrivateKey.generate()
         self.public: bytes = self._private.public_key().public_bytes_raw()
 
     def sign(self, data: bytes) -> bytes:
-        """Return the 64 bytes of a signature."""
+        """Return the signature, 64 bytes."""
         return self._private.sign(data)
 
     def __repr__(self) -> str:
@@ -101,7 +101,7 @@ class Identity:
 
 
 def verify(public: bytes, signature: bytes, data: bytes, sender: int) -> None:
-    """Raise NotAuthentic for a signature that does not fit."""
+    """Raise NotAuthentic for a wrong signature."""
     try:
         _asymmetric("ed25519").Ed25519PublicKey.from_public_bytes(public).verify(signature, data)
     except _invalid_signature() as error:
@@ -116,7 +116,7 @@ def hkdf(secret: bytes, salt: bytes, info: bytes, length: int = KEY_BYTES) -> by
 
 
 def seal(key: bytes, nonce: bytes, plain: bytes, associated: bytes) -> bytes:
-    """Encrypt by ChaCha20-Poly1305 (RFC 8439): as many bytes and 16 more."""
+    """Encrypt by ChaCha20-Poly1305 (RFC 8439); the result is 16 bytes longer."""
     return (
         _load("cryptography.hazmat.primitives.ciphers.aead")
         .ChaCha20Poly1305(key)
@@ -128,7 +128,7 @@ def unseal(key: bytes, nonce: bytes, sealed: bytes, associated: bytes, sender: i
     """Return the plaintext of a sealed message.
 
     Raises:
-        NotAuthentic: a single bit of it, of the nonce or of the associated data is another one.
+        NotAuthentic: a bit of the message, the nonce or the associated data was changed.
     """
     aead = _load("cryptography.hazmat.primitives.ciphers.aead").ChaCha20Poly1305(key)
     try:
@@ -144,11 +144,11 @@ def _encryptor(algorithm: str, key: bytes, mode: Any, *more: bytes) -> Any:
 
 
 def add_key_stream(total: np.ndarray, key: bytes, sign: int) -> None:
-    """Add a ChaCha20 key stream to a matrix in place, or takes it away, modulo 2^32 or 2^64.
+    """Add a ChaCha20 key stream to a matrix in place, or subtract it, modulo 2^32 or 2^64.
 
     Args:
         total: contiguous uint32 or uint64, little-endian as the stream is read.
-        key: 32 bytes of which there is no second use; the nonce is 0.
+        key: 32 bytes that are used only once; the nonce is 0.
         sign: +1 or -1.
     """
     cipher = _encryptor("ChaCha20", key, None, bytes(16))
@@ -168,8 +168,8 @@ def _buffers() -> tuple[np.ndarray, np.ndarray]:
 
 
 class BitStream:
-    """AES-128-CTR key stream of one seed, which goes on where the last call ended: no byte comes
-    twice.
+    """AES-128-CTR key stream of one seed; every call continues where the last one ended, so no byte
+    repeats.
     """
 
     def __init__(self, seed: bytes):
@@ -199,16 +199,16 @@ class BlockHash:
         )
 
     def _permute(self, blocks: np.ndarray) -> np.ndarray:
-        out = np.empty(blocks.nbytes + BLOCK_BYTES - 1, np.uint8)  # as long as the library asks for
+        out = np.empty(blocks.nbytes + BLOCK_BYTES - 1, np.uint8)  # the library needs this length
         self._cipher.update_into(blocks.reshape(-1).view(np.uint8), out)
         return out[: blocks.nbytes].view(np.uint64).reshape(blocks.shape)
 
     def expand(self, rows: np.ndarray, first: int, num_blocks: int) -> np.ndarray:
-        """Pad of every row.
+        """Return the pad of every row.
 
         Args:
             rows: uint64 [m, 2], 16 bytes each.
-            first: number of the first row, of all that were ever hashed with one correlation.
+            first: number of the first row, among all rows hashed with one correlation.
             num_blocks: 16-byte blocks per row; tweaks are (row number, block number).
 
         Returns:
@@ -224,7 +224,7 @@ class BlockHash:
 
 
 class Group:
-    """The prime-order group of Ed25519, as libsodium has it; points are 32 bytes."""
+    """The prime-order group of Ed25519, by libsodium; points are 32 bytes."""
 
     def __init__(self) -> None:
         self._sodium = _load("nacl.bindings")
@@ -258,19 +258,19 @@ class Group:
         return self._sodium.crypto_core_ed25519_sub(one, other)
 
     def check(self, point: bytes, sender: int) -> None:
-        """Raise BadKey for bytes that are no element of the group, not canonical, or the
-        identity element.
+        """Raise BadKey for bytes that are not a canonical group element, or are the identity
+        element.
         """
         if not self._sodium.crypto_core_ed25519_is_valid_point(point):
             raise BadKey("a group element is not valid", sender)
 
 
-PRIME = 2**256 + 297  # the first prime above 32 bytes
+PRIME = 2**256 + 297  # the first prime above 2^256
 
 
 def share_out(secret: bytes, holders: list[int], threshold: int) -> dict[int, bytes]:
-    """Return a share of 32 bytes for every holder; the share of the holder with number i is the
-    polynomial's value at i + 1.
+    """Return a share of a 32-byte secret for every holder; holder i gets the polynomial's value at
+    i + 1.
 
     Raises:
         ValueError: a threshold above the number of holders, or below 1.
@@ -293,8 +293,8 @@ def share_out(secret: bytes, holders: list[int], threshold: int) -> dict[int, by
 
 
 def put_together(shares: Mapping[int, bytes]) -> bytes:
-    """Return the secret of 32 bytes from as many shares as the threshold, by holder; anything else
-    from fewer.
+    """Restore the secret of 32 bytes from shares by holder, as many as the threshold; fewer give a
+    wrong result.
     """
     total = 0
     for holder, share in shares.items():

@@ -1,10 +1,10 @@
-"""Errors of the protocols. No message holds a key, a mask, a code or a share."""
+"""Errors of the protocols. Their messages never contain a key, a mask, a code or a share."""
 
 
 class ProtocolError(ValueError):
     """A protocol cannot go on, or a message of it was refused.
 
-    `sender` is who the message says sent it, where there is one.
+    `sender` is the claimed sender of the message, if there is one.
     """
 
     def __init__(self, text: str, sender: int | None = None):
@@ -13,31 +13,31 @@ class ProtocolError(ValueError):
 
 
 class MalformedMessage(ProtocolError):
-    """Bytes that are no message, or a message of another shape than is due."""
+    """Bytes that are no message, or a message of an unexpected shape."""
 
 
 class NotAuthentic(ProtocolError):
-    """A seal or a signature that does not fit: changed, misdirected, or of another sender, run,
-    round or attempt.
+    """A wrong seal or signature: changed, misdirected, or from another sender, run, round or
+    attempt.
     """
 
 
 class StaleMessage(ProtocolError):
-    """A message of another run, round or attempt, or one that was there before."""
+    """A message from another run, round or attempt, or a repeated one."""
 
 
 class BadKey(ProtocolError):
-    """A public key that is not the pinned one, of low order, not canonical, or twice there."""
+    """A public key that is not the pinned one, of low order, not canonical, or a duplicate."""
 
 
 class InconsistentView(ProtocolError):
-    """The parties were told different things: who takes part, whose row is which, or what the
-    columns are.
+    """Parties got different information about the participants, the owners of rows, or the
+    columns.
     """
 
 
 class TooFewClients(ProtocolError):
-    """Fewer live clients than a sum needs, so that it would show what single clients put in."""
+    """Fewer live clients than a sum needs to hide the matrices of single clients."""
 
 
 class MissingExtra(ImportError):
@@ -48,5 +48,5 @@ SERVER = -1
 
 
 def party_name(party: int) -> str:
-    """Name a party, for messages."""
+    """Return the name of a party, for messages."""
     return "the server" if party == SERVER else f"client {party}"

@@ -32,7 +32,7 @@ from fedjax_ssl.secure.session import (
     SessionServer,
 )
 
-# In which message a client vanishes; "hamming" is between two pairs.
+# The message at which a client vanishes, by phase; "hamming" is between two pairs.
 _LAST: dict[str, type] = {
     "keys": wire.SessionKey,
     "mask": wire.MaskKey,
@@ -42,7 +42,7 @@ _LAST["result"] = wire.RowTotals
 
 
 class RealProtocols(Protocols):
-    """Level "real". Args: as `Protocols`, and what carries the messages.
+    """Level "real". Args: as `Protocols`, and the transport of the messages.
 
     Raises:
         MissingExtra: without `cryptography` or `PyNaCl`.
@@ -66,7 +66,7 @@ class RealProtocols(Protocols):
 
     @property
     def refused(self) -> list[tuple[int, ProtocolError]]:
-        """Messages that were refused: by whom, and why."""
+        """Refused messages, with the party that refused and the reason."""
         return self.network.refused
 
     def columns(self, columns: dict[int, np.ndarray]) -> dict[int, np.ndarray]:
@@ -180,7 +180,7 @@ class Secured(NamedTuple):
 
     result: Any
     traffic: Traffic
-    seconds: dict[tuple[str, int], float]  # by (phase, party), at level "real"
+    seconds: dict[tuple[str, int], float]  # seconds by (phase, party), at level "real"
 
 
 def protocols(level: str, num_bits: int, **settings: object) -> Protocols:
@@ -189,7 +189,7 @@ def protocols(level: str, num_bits: int, **settings: object) -> Protocols:
     Args:
         level: "ideal", "accounted" or "real".
         num_bits: L.
-        **settings: of `Protocols`.
+        **settings: settings of `Protocols`.
 
     Raises:
         ValueError: for a setting outside these.
@@ -208,20 +208,19 @@ def secure_hamming(
     hamming: str = "transfer",
     **settings: Any,
 ) -> Secured:
-    """Hamming distances between all points of all clients; the server learns them, the clients
-    learn nothing.
+    """Return Hamming distances between all points of all clients; the server learns them, and
+    clients learn nothing.
 
     Args:
-        codes: client -> uint32 [n, ceil(num_bits / 32)], as `fedjax_ssl.graph.lsh_codes` makes
-            them.
+        codes: client -> uint32 [n, ceil(num_bits / 32)], from `fedjax_ssl.graph.lsh_codes`.
         num_bits: L.
         level: "real", "accounted" or "ideal".
         hamming: "transfer" or "paillier".
         **settings: see `fedjax_ssl.secure.Protocols`.
 
     Returns:
-        Secured; result: {(a, b): int32 [n_a, n_b]} for all a <= b, num_bits + 1 where a client
-        dropped out.
+        Secured; result: {(a, b): int32 [n_a, n_b]} for all a <= b, num_bits + 1 if a client dropped
+        out.
 
     Raises:
         ValueError: codes of another type or width, a setting that does not exist.
@@ -250,21 +249,22 @@ def secure_row_sums(
     largest_sum: int | None = None,
     **settings: Any,
 ) -> Secured:
-    """Return the sum of all clients' matrices; a client learns its own rows of it, the server
-    learns nothing.
+    """Return the sum of all clients' matrices; a client learns its own rows of the sum, and the
+    server nothing.
 
     Args:
-        shares: client -> uint32 or uint64 [n, K], all alike.
-        clients: [n], whose row a row is.
+        shares: client -> uint32 or uint64 [n, K], the same shape and type for all.
+        clients: [n], the owner of each row.
         level: "real", "accounted" or "ideal".
-        largest_sum: that the sum can reach, as public numbers say; None: it may wrap around.
+        largest_sum: largest possible sum, from public numbers; None: the sum may wrap around.
         **settings: see `fedjax_ssl.secure.Protocols`.
 
     Returns:
         Secured; result: [n, K] modulo 2^32 or 2^64, 0 in rows of clients that dropped out.
 
     Raises:
-        ValueError: matrices that differ in shape or type, rows of nobody, a sum that does not fit.
+        ValueError: matrices that differ in shape or type, rows without an owner, a sum that does
+            not fit.
         MissingExtra: level "real" without the extra `secure`.
     """
     kinds = {(some.dtype, some.shape) for some in shares.values()}

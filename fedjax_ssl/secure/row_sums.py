@@ -1,21 +1,20 @@
 """SecureRowSums: every client learns its own rows of a sum of matrices, and the server nothing.
 
 1. The server opens an attempt. Every client answers with a fresh key, signed.
-2. The server passes all keys on. Every client adds to its matrix masks that cancel in the sum,
-   blanks its own rows by not sending them, and sends the others.
-3. The server adds up and returns to every client its rows, to which the client adds its own masked
-   ones.
+2. The server passes all keys on. Every client adds masks to its matrix that cancel in the sum, and
+   sends all rows except its own.
+3. The server adds up the rows and returns to every client its sums, to which the client adds its
+   own masked rows.
 
-Somebody whose rows do not come is left out, and so are its rows: a new attempt begins with fresh
-keys. With recovery (Shamir mode) those who sent their rows give the server instead what it needs to
-take the masks of the others away. A row of zeros for every client is summed along; what its owner
-reads there is 0, unless parties were told different things.
+If a client's rows do not arrive, the client and its rows are left out, and a new attempt begins
+with fresh keys. With recovery (Shamir mode), the clients that sent their rows instead give the
+server the shares and seeds to remove the masks of the others. The sum also has a check row of zeros
+for every client: its owner reads 0 there, unless parties got different information.
 
-References:
-    Scott, Yeo, Lampert, 2023: appendix, SecureRowSums.
-    Bonawitz et al., Practical secure aggregation for privacy-preserving machine learning, CCS 2017:
-    recovery. There all of a client's own mask is revealed; here only its masks of rows whose owners
-    are there, since the rows of the others would become readable.
+References: Scott, Yeo, Lampert, 2023: appendix, SecureRowSums. Bonawitz et al., Practical secure
+aggregation for privacy-preserving machine learning, CCS 2017: recovery. There a client's whole own
+mask is revealed; here only its masks for rows with a live owner, because the other rows would
+become readable.
 """
 
 import secrets
@@ -65,20 +64,20 @@ class Rows(NamedTuple):
 
     @property
     def owner(self) -> np.ndarray:
-        """int64 [rows], the client that a row belongs to."""
+        """Client that owns each row, int64 [rows]."""
         return np.concatenate([np.repeat(self.clients, self.counts), self.clients]).astype(np.int64)
 
     def own_count(self, client: int) -> int:
-        """Rows of a client, its check row included."""
+        """Return the rows of a client, its check row included."""
         return self.counts[self.clients.index(client)] + 1
 
 
 class PairMasks:
-    """The masks that a client shares with each other one; of two, the lower number adds and the
-    other one subtracts.
+    """The masks that a client shares with each other client; of two, the lower number adds and the
+    other subtracts.
 
     The sum of all clients' masks is 0. Keys are bound to protocol, run, round, attempt, modulus and
-    to all that everybody was told, so that they differ where any of it does.
+    all shared information, so they differ if any of these does.
     """
 
     def __init__(self, endpoint: Endpoint, attempt: int, bits: int, keys: MaskKeys):
@@ -91,17 +90,17 @@ class PairMasks:
         return hkdf(one.agree(public), salt, self._context + self._transcript)
 
     def add(self, total: np.ndarray, one: int, key: ExchangeKey, other: int, public: bytes) -> None:
-        """Add to a matrix what client `one` shares with client `other`."""
+        """Add the mask that client `one` shares with client `other` to a matrix."""
         add_key_stream(total, self.key(key, public), 1 if one < other else -1)
 
 
 def own_seed(secret: bytes, owner: int) -> bytes:
-    """Return the seed of a client's own mask of the rows of `owner`, where there is recovery."""
+    """Return the seed of a client's own mask for the rows of `owner`, with recovery."""
     return hkdf(secret, b"", b"fedjax_ssl.secure 1 own mask|" + owner.to_bytes(8, "little"))
 
 
 def add_own_masks(total: np.ndarray, rows: Rows, seeds: dict[int, bytes], sign: int) -> None:
-    """Add own masks to the rows, check rows included, of every client that there is a seed for."""
+    """Add own masks to the rows, check rows included, of every client with a seed."""
     owner = rows.owner
     for client, seed in seeds.items():
         mine = owner == client
@@ -116,7 +115,7 @@ NOTHING_TOLD = bytes(KEY_BYTES)
 
 
 class _Party(Machine):
-    """Both kinds of parties: the sum that they agreed on, and its attempts."""
+    """Base of both kinds of parties: the agreed sum, and its attempts."""
 
     _num_classes: int
     _dtype: np.dtype
@@ -153,15 +152,15 @@ class _Party(Machine):
 
 
 class RowSumClient(_Party):
-    """A client.
+    """Client of a sum.
 
     Args:
         endpoint: endpoint of its session.
-        shares: for every client of the session its rows of this client's matrix, uint32 or uint64
-            [n_p, K].
-        told: digest of what the server told everybody about this sum.
-        min_clients: it refuses to take part in a sum of fewer.
-        threshold: with recovery, how many shares give a key; None: without.
+        shares: this client's matrix, as {client of the session -> rows of that client, uint32 or
+            uint64 [n_p, K]}.
+        told: digest of the server's facts about this sum.
+        min_clients: fewest clients of a sum in which it takes part.
+        threshold: with recovery, number of shares that restore a key; None: no recovery.
     """
 
     def __init__(
@@ -184,7 +183,7 @@ class RowSumClient(_Party):
         self._forget()
 
     def receive(self, data: bytes) -> list[Outgoing]:
-        """Answer start, keys, shares, a request for recovery, totals."""
+        """Answer start, keys, shares, a request for recovery, and totals."""
         header = wire.unpack_header(data)[0]
         attempt = self.endpoint.last_attempt
         if wire.MESSAGES[header.kind - 1] is SumStart:
@@ -208,7 +207,7 @@ class RowSumClient(_Party):
         raise not_due(sender)
 
     def _forget(self) -> None:
-        """Forget the keys and masks of an attempt: none is known in the next."""
+        """Delete the keys and masks of an attempt, which the next one must not use."""
         self._key: ExchangeKey | None = None
         self._keys: MaskKeys | None = None
         self._own_secret = b""
@@ -236,7 +235,7 @@ class RowSumClient(_Party):
         return [self._pack(SERVER, key._replace(signature=signature))]
 
     def _mask(self, keys: MaskKeys) -> list[Outgoing]:
-        """Check everybody's keys and rows; send its masked rows, or first its shares."""
+        """Check all keys and rows; send the masked rows, or first the shares."""
         self._check(keys)
         self._keys = keys
         self._publics = dict(zip(keys.clients.tolist(), map(bytes, keys.publics), strict=True))
@@ -278,8 +277,8 @@ class RowSumClient(_Party):
             self._verify(client, MaskKey(entries[client], rows, self._told, signature))
 
     def _upload(self) -> list[Outgoing]:
-        """Send its masked part of the others' rows, once everybody's share is there if there are
-        shares.
+        """Send the masked rows of the other clients; with recovery, once all shares have
+        arrived.
         """
         if self._keys is None or self._sent:
             return []
@@ -325,7 +324,7 @@ class RowSumClient(_Party):
             raise TooFewClients(f"{len(uploaded)} clients are left; recovery needs {needed}")
         self._gone = gone
         assert self._own_rows is not None and self._keys is not None and self._key is not None
-        # Its own rows go without the masks that it shares with those who are gone.
+        # Its own rows leave out the masks shared with clients that are gone.
         masks = self._masks(self._keys)
         for client in gone:
             stream = np.zeros((len(self._rows.owner), self._num_classes), self._dtype)
@@ -352,15 +351,15 @@ class RowSumClient(_Party):
 
 
 class RowSumServer(_Party):
-    """The server.
+    """Server of a sum.
 
     Args:
         endpoint: endpoint of its session.
-        invited: the clients.
+        invited: the invited clients.
         num_classes: K.
         dtype: uint32 or uint64.
-        min_clients: with fewer it gives up.
-        threshold: with recovery, how many shares give a key; None: without.
+        min_clients: fewest clients; with fewer it gives up.
+        threshold: with recovery, number of shares that restore a key; None: no recovery.
     """
 
     def __init__(
@@ -397,7 +396,7 @@ class RowSumServer(_Party):
         return [self._pack(client, message) for client in self.live]
 
     def receive(self, data: bytes) -> list[Outgoing]:
-        """Take keys, masked rows, recoveries."""
+        """Take keys, masked rows and recoveries."""
         sender, message = self.endpoint.unpack(data, self.endpoint.last_attempt)
         kind, waited_for = self._due()
         if type(message) is not kind or sender not in waited_for:
@@ -417,7 +416,7 @@ class RowSumServer(_Party):
         return self._unmask() if len(waited_for) == 1 else []
 
     def _due(self) -> tuple[Any, set[int]]:
-        """Say what comes next, and from whom it has not come yet."""
+        """Return the next expected message, and the clients that have not sent it."""
         if self._phase == "keys":
             return MaskKey, set(self.live) - set(self._keys)
         if self._phase == "rows":
@@ -425,14 +424,14 @@ class RowSumServer(_Party):
         return Recovery, set(self._uploads) - set(self._recoveries)
 
     def expire(self) -> list[Outgoing] | None:
-        """Go on without the clients that did not answer."""
+        """Continue without the clients that did not answer."""
         if self._phase == "keys":
             return self._pass_on()
         if self._phase == "rows" and self._threshold is not None:
             if len(self._uploads) >= max(self._min_clients, self._threshold):
                 return self._finish()
-            # Nobody sends rows before all shares are there; whoever stopped them will not answer
-            # the next start.
+            # No client sends rows before all shares have arrived; the one that stopped them will
+            # not answer the next start either.
             if self.attempts > len(self.live):
                 raise TooFewClients(f"no sum after {self.attempts} attempts")
             return self.start()
@@ -476,9 +475,7 @@ class RowSumServer(_Party):
         return [self._pack(client, request) for client in sorted(self._uploads)]
 
     def _unmask(self) -> list[Outgoing]:
-        """Take away the own masks of those who are there, and the pair masks of those who are
-        gone.
-        """
+        """Remove the own masks of live clients, and the pair masks of clients that are gone."""
         uploaded = sorted(self._uploads)
         owner = self._rows.owner
         masks = self._masks(self._message)

@@ -1,9 +1,9 @@
-"""Messages by which all parties come to know the same things.
+"""Messages that give all parties the same information.
 
-The beginning of a session: everybody's fresh keys and numbers of points, signed, and one view of
-them for all. The seed of the hyperplanes, from the first client to the others. Every client's
-columns of the influence matrix, bound to what the server sends to the others: the digests of all
-columns go to everybody, and who was sent other digests than the rest has other mask keys too.
+A session begins with all parties' fresh keys and numbers of points, signed, in one roster for all.
+The first client sends the seed of the hyperplanes to the others. Every client gets its columns of
+the influence matrix together with the digests of all columns: a client with other digests than the
+rest also gets other mask keys.
 """
 
 import itertools
@@ -25,7 +25,7 @@ _PURPOSE = b"session key"
 
 
 def first_rows(counts: np.ndarray) -> np.ndarray:
-    """Return the first row of every client, uint64: rows stand client after client."""
+    """Return the first row of every client, uint64; rows are ordered by client."""
     return (np.cumsum(counts) - counts).astype(np.uint64)
 
 
@@ -35,7 +35,7 @@ def table(keys: list[bytes], width: int) -> np.ndarray:
 
 
 def check_table(values: np.ndarray, rows: int, width: int, sender: int) -> list[bytes]:
-    """Return the rows of a table of this size, as bytes. Raises MalformedMessage for another
+    """Return the rows of a table of this size, as bytes. Raise MalformedMessage for another
     size.
     """
     wire.check_array("a table", values, (rows, width), np.uint8, sender)
@@ -43,8 +43,8 @@ def check_table(values: np.ndarray, rows: int, width: int, sender: int) -> list[
 
 
 def check_partition(clients: np.ndarray, counts: np.ndarray, first: np.ndarray) -> None:
-    """Raise InconsistentView unless clients differ and their rows follow each other, neither
-    gaps nor overlaps.
+    """Raise InconsistentView unless clients differ and their rows follow each other, without gaps
+    or overlaps.
     """
     if not len(clients) == len(counts) == len(first):
         raise InconsistentView("lists of clients and of their rows differ in length", SERVER)
@@ -75,15 +75,15 @@ def _number(value: int) -> bytes:
 
 
 class SessionClient(Machine):
-    """A client: sends its key, checks everybody's, and opens channels to all."""
+    """Client of a session: sends its key, checks all keys, and opens its channels."""
 
     def __init__(self, endpoint: Endpoint, num_points: int):
         super().__init__(endpoint)
         self.num_points = num_points
-        self.counts: dict[int, int] = {}  # client -> points, once the roster is there
+        self.counts: dict[int, int] = {}  # client -> points, once the roster has arrived
 
     def start(self) -> list[Outgoing]:
-        """Send its session key."""
+        """Send the session key."""
         return [self.endpoint.pack(SERVER, _signed(self.endpoint, self.num_points))]
 
     def receive(self, data: bytes) -> list[Outgoing]:
@@ -119,7 +119,7 @@ class SessionClient(Machine):
 
 
 class SessionServer(Machine):
-    """The server: collects the keys and sends everybody all of them."""
+    """Server of a session: collects the keys and sends all of them to all clients."""
 
     def __init__(self, endpoint: Endpoint, invited: list[int]):
         super().__init__(endpoint)
@@ -128,7 +128,7 @@ class SessionServer(Machine):
         self.counts: dict[int, int] = {}
 
     def receive(self, data: bytes) -> list[Outgoing]:
-        """Check a client's key; the last one closes the list."""
+        """Check a client's key; the last one completes the list."""
         sender, key = self.endpoint.unpack(data)
         if (
             not isinstance(key, SessionKey)
@@ -178,7 +178,9 @@ def columns_digest(columns: np.ndarray) -> bytes:
 
 
 class ColumnsClient(Machine):
-    """A client. Args: its endpoint, and the clients that take part, in order."""
+    """Client that takes its columns. Args: its endpoint, and the participating clients, in
+    order.
+    """
 
     def __init__(self, endpoint: Endpoint, clients: list[int]):
         super().__init__(endpoint)
@@ -187,7 +189,7 @@ class ColumnsClient(Machine):
         self.told = b""
 
     def receive(self, data: bytes) -> list[Outgoing]:
-        """Take its columns."""
+        """Take the columns."""
         message = self.take(data, SERVER, Columns, self.columns is None)
         digests = check_table(message.digests, len(self._clients), KEY_BYTES, SERVER)
         if digests[self._clients.index(self.endpoint.party)] != columns_digest(message.columns):
@@ -200,8 +202,8 @@ class ColumnsClient(Machine):
 
 
 class ColumnsServer(Machine):
-    """The server. Args: its endpoint, and the columns float32 or float64 [n, labelled] of every
-    client.
+    """Server that sends columns. Args: its endpoint, and the columns of every client, float32 or
+    float64 [n, labelled].
     """
 
     def __init__(self, endpoint: Endpoint, columns: dict[int, np.ndarray]):
@@ -209,7 +211,7 @@ class ColumnsServer(Machine):
         self._columns = columns
 
     def start(self) -> list[Outgoing]:
-        """Send everybody its columns."""
+        """Send every client its columns."""
         digests = table(
             [columns_digest(self._columns[client]) for client in sorted(self._columns)], KEY_BYTES
         )
@@ -220,8 +222,8 @@ class ColumnsServer(Machine):
 
 
 class SeedClient(Machine):
-    """A client; the first of all sends the seed of the hyperplanes to the others, which the
-    server must not know.
+    """Client that takes or sends the seed of the hyperplanes: the first one sends it to the others,
+    and the server must not know it.
     """
 
     def __init__(self, endpoint: Endpoint, clients: list[int], seed: bytes | None = None):
@@ -230,13 +232,13 @@ class SeedClient(Machine):
         self.seed = seed
 
     def start(self) -> list[Outgoing]:
-        """Send the seed, as the first client."""
+        """Send the seed, if this is the first client."""
         if self.seed is None:
             return []
         others = [client for client in self._clients if client != self.endpoint.party]
         return [self.endpoint.pack(client, wire.Seed(self.seed)) for client in others]
 
     def receive(self, data: bytes) -> list[Outgoing]:
-        """Take it, as all others."""
+        """Take the seed, if this is another client."""
         self.seed = self.take(data, self._clients[0], wire.Seed, self.seed is None).seed
         return []

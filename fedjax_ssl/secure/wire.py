@@ -1,9 +1,9 @@
 """The wire format: a header of fixed size, and a body of typed fields whose lengths are checked
 first.
 
-Numbers are little-endian. A message of another version, kind or length, with a byte too few or too
-many, is refused with `MalformedMessage`. Decoding makes views of the bytes, never copies, and
-evaluates nothing.
+Numbers are little-endian. A message of another version, kind or length is refused with
+`MalformedMessage`, even for a single byte too few or too many. Decoding makes views of the bytes,
+never copies, and runs no code.
 """
 
 import hashlib
@@ -30,7 +30,7 @@ RUN_BYTES = 16
 
 
 class Header(NamedTuple):
-    """Address of a message. All of it is authenticated together with the body."""
+    """Address of a message, authenticated together with the body."""
 
     kind: int  # kind of the message
     run: bytes  # 16 random bytes
@@ -38,7 +38,7 @@ class Header(NamedTuple):
     attempt: int
     sender: int
     receiver: int
-    sequence: int  # sequence of the messages from this sender to this receiver
+    sequence: int  # number among the messages from this sender to this receiver
 
 
 class Blob(NamedTuple):
@@ -77,7 +77,7 @@ _Reals = Annotated[np.ndarray, Numbers((np.float32, np.float64), 2)]
 
 
 class SessionKey(NamedTuple):
-    """Client -> server: its identity, a fresh key, and how many points it has; signed."""
+    """Client -> server: its identity, a fresh key and its number of points, signed."""
 
     identity: _Key
     public: _Key
@@ -86,7 +86,7 @@ class SessionKey(NamedTuple):
 
 
 class Roster(NamedTuple):
-    """Server -> client: all session keys, the server's own last; `first` are the clients' first
+    """Server -> client: all session keys, the server's own last; `first` has the clients' first
     rows.
     """
 
@@ -130,7 +130,7 @@ class OtColumns(NamedTuple):
 
 
 class Corrections(NamedTuple):
-    """Sender -> receiver: for every transfer what the second message adds to the pads."""
+    """Sender -> receiver: for every transfer, the second message minus the pads."""
 
     first: _Number
     values: _Ring  # uint8, uint16 or uint32 [transfers, points]
@@ -158,7 +158,7 @@ class EncryptedDistances(NamedTuple):
 
 
 class PackedShare(NamedTuple):
-    """Client -> server: masked plaintexts of the key owner, or the masks of the other client."""
+    """Client -> server: masked plaintexts of the key owner, or masks of the other client."""
 
     peer: _Number
     modulus: _Bytes1  # uint8 [bytes]
@@ -166,8 +166,8 @@ class PackedShare(NamedTuple):
 
 
 class Columns(NamedTuple):
-    """Server -> client: the columns of S of its labelled points, and the digests of what every
-    client was sent.
+    """Server -> client: the columns of S for its labelled points, and the digests of all clients'
+    columns.
     """
 
     columns: _Reals  # float32 or float64 [n, labelled]
@@ -182,18 +182,18 @@ class SumStart(NamedTuple):
 
 
 class MaskKey(NamedTuple):
-    """Client -> server: a fresh key for the masks of this attempt, its rows, what it was told;
+    """Client -> server: a fresh key for the masks of this attempt, its rows, and the facts it got,
     signed.
     """
 
     public: _Key
     num_rows: _Number
-    told: _Key  # digest of what the server told it
+    told: _Key  # digest of the facts that the server sent it
     signature: _Signature
 
 
 class MaskKeys(NamedTuple):
-    """Server -> client: the mask keys of all who take part in this attempt."""
+    """Server -> client: the mask keys of all clients in this attempt."""
 
     clients: _Ids  # uint32 [C]
     publics: _Bytes2  # uint8 [C, 32]
@@ -204,7 +204,7 @@ class MaskKeys(NamedTuple):
 
 
 class MaskedRows(NamedTuple):
-    """Client -> server: its part of everybody else's rows and check rows, masked."""
+    """Client -> server: its masked part of the other clients' rows and check rows."""
 
     rows: _Sums  # uint32 or uint64 [rows, K]
 
@@ -222,23 +222,23 @@ class KeyShare(NamedTuple):
 
 
 class RecoveryRequest(NamedTuple):
-    """Server -> client with recovery: who is gone, and whose rows arrived."""
+    """Server -> client with recovery: clients that are gone, and clients whose rows arrived."""
 
     gone: _Ids  # uint32
     uploaded: _Ids  # uint32
 
 
 class Recovery(NamedTuple):
-    """Client -> server with recovery: its own masks of the others' rows, and its shares of the
+    """Client -> server with recovery: its own masks for the others' rows, and its shares of the
     gone clients' keys.
     """
 
-    seeds: _Bytes2  # uint8 [uploaded, 32], zeros for its own
+    seeds: _Bytes2  # uint8 [uploaded, 32], zeros in its own place
     shares: _Bytes2  # uint8 [gone, 33]
 
 
-_SIGNED = (SessionKey, Roster)  # in clear; the others are sealed
-# A message's kind on the wire is its place, from 1 on.
+_SIGNED = (SessionKey, Roster)  # sent in clear; all others are sealed
+# A message's kind on the wire is its place in this list, from 1 on.
 MESSAGES: tuple[type, ...] = (
     SessionKey,
     Roster,
@@ -269,7 +269,7 @@ _LAYOUTS = {
     for message in MESSAGES
 }
 _KINDS = {message: kind for kind, message in enumerate(MESSAGES, 1)}
-_MOST_EMPTY = 2**20  # along an axis of an array without numbers
+_MOST_EMPTY = 2**20  # bound of an axis of an array without elements
 _COUNT = struct.Struct("<Q")
 _ARRAY = struct.Struct("<B")
 _AXIS = struct.Struct("<I")
@@ -281,12 +281,12 @@ def kind_of(message: type) -> int:
 
 
 def layout_of(message: type) -> tuple[Blob | Whole | Numbers, ...]:
-    """List what the fields of a message hold."""
+    """Return the types of a message's fields."""
     return _LAYOUTS[message]
 
 
 def is_sealed(kind: int) -> bool:
-    """Return whether messages of this kind travel encrypted; the others are signed."""
+    """Return whether messages of this kind are encrypted; the others are signed."""
     return MESSAGES[kind - 1] not in _SIGNED
 
 
@@ -297,10 +297,10 @@ def pack_header(header: Header, body_bytes: int) -> bytes:
 
 
 def unpack_header(data: bytes) -> tuple[Header, memoryview, memoryview]:
-    """(header, its bytes, the bytes of the body).
+    """Return (header, its bytes, the bytes of the body).
 
     Raises:
-        MalformedMessage: not a message of this version, or a length that is not the one it claims.
+        MalformedMessage: not a message of this version, or not of the length in its header.
     """
     view = memoryview(data)
     if len(view) < HEADER_BYTES:
@@ -399,7 +399,7 @@ def decode(kind: int, body: bytes | memoryview, sender: int) -> Any:
 def check_array(
     what: str, values: np.ndarray, shape: tuple[int, ...], dtype: Any, sender: int
 ) -> None:
-    """Raise MalformedMessage for an array of another shape or type than is due."""
+    """Raise MalformedMessage for an array of an unexpected shape or type."""
     if values.shape != shape or values.dtype != dtype:
         raise MalformedMessage(
             f"{what} of shape {values.shape}, {values.dtype}; due: {shape}, {np.dtype(dtype)}",
@@ -411,7 +411,7 @@ def wire_bytes(message: type, *shapes: tuple[int, tuple[int, ...]] | int) -> int
     """Count the bytes of a message on the wire, header and seal included, without making it.
 
     Args:
-        message: its type.
+        message: type of the message.
         *shapes: for every array in it (bytes per number, shape).
     """
     total = HEADER_BYTES + TAG_BYTES * (message not in _SIGNED)
