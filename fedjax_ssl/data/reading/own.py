@@ -18,7 +18,6 @@ import numpy as np
 
 from fedjax_ssl.checks import LARGEST
 from fedjax_ssl.data.dataset import in_one_form
-from fedjax_ssl.data.reading.formats import DAMAGED
 from fedjax_ssl.errors import UserError, how_to_install
 from fedjax_ssl.registry import did_you_mean
 
@@ -210,7 +209,7 @@ def read_table(path: Path, columns: Sequence[str] | None = None) -> "pandas.Data
     Args:
         path: `.parquet` or `.pq` (needs pyarrow), anything else is read as separated text, of `.gz`
             unpacked.
-        columns: their names, for a file of text in which no line may name them.
+        columns: their names, for a file of text in which no line names them.
 
     Returns:
         The table as text.
@@ -380,7 +379,7 @@ def _read_text(path: Path, columns: Sequence[str] | None) -> "pandas.DataFrame":
             line = reader.line_num + 1
     except csv.Error as error:
         raise BadData(path, f"line {reader.line_num} is no line of a table: {error}") from error
-    if columns and not (rows and rows[0][0].strip("'").isidentifier()):
+    if columns:
         header: list[str] = list(columns)
     else:
         header = rows.pop(0) if rows else []
@@ -443,7 +442,7 @@ def read_arrays(
     with path.open("rb") as file:
         try:
             loaded = np.load(file, allow_pickle=False)
-        except DAMAGED as error:
+        except Exception as error:
             # NumPy takes what it does not know for pickled objects, and says how to load those.
             why = "it is of another kind" if "pickle" in str(error) else str(error)
             raise DatasetUnavailable(
@@ -469,7 +468,7 @@ def read_arrays(
 def _array(path: Path, loaded: np.lib.npyio.NpzFile, name: str) -> np.ndarray:
     try:
         values = loaded[name]
-    except DAMAGED as error:
+    except Exception as error:
         if "pickle" in str(error) or "Object" in str(error):  # NumPy's words about Python objects
             raise BadData(
                 path,

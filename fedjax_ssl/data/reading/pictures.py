@@ -19,7 +19,6 @@ from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 
 from fedjax_ssl.checks import Whole
 from fedjax_ssl.data.dataset import Reading
-from fedjax_ssl.data.reading.formats import DAMAGED
 from fedjax_ssl.data.reading.own import SHOWN, Findings
 from fedjax_ssl.errors import counted
 
@@ -263,7 +262,7 @@ def _decoded(
         try:
             with _opened(files[row]) as image:
                 return shown(image, shape, reading.fit, reading.levels)
-        except DAMAGED as error:
+        except Exception as error:
             return f"cut short or damaged ({short(error)})"
 
     x, rows = read_each(decode, names, shape, findings)
@@ -369,7 +368,7 @@ def _facts(file: Path | bytes) -> Facts | str:
             return Facts(size, kind, float(np.asarray(image).max()) if kind == "deep" else 255)
     except UnidentifiedImageError:
         return "no image, whatever its name says"
-    except DAMAGED as error:
+    except Exception as error:
         return f"cut short or damaged ({short(error)})"
 
 

@@ -58,14 +58,14 @@ def published(
     description: str,
     *,
     terms: str,
-    files: Sequence[RemoteFile] | Callable[..., Sequence[RemoteFile]],
-    facts: Facts | Callable[..., Facts],
+    files: Sequence[RemoteFile],
+    facts: Facts,
     **fields: Any,
 ) -> Callable[[F], F]:
     """Register the decorated function as the reader of a published dataset, which is downloaded.
 
     The function gets the paths of the files by name, and gives the dataset; its keyword parameters
-    are options. What depends on the options may be given as a function of them.
+    are options.
 
     Args:
         name: the dataset is loaded by.
@@ -82,15 +82,12 @@ def published(
 
         def archive(**given: Any) -> Archive:
             chosen = {option.name: given.get(option.name, option.default) for option in options}
-            by_options = {"files": files, "facts": facts, **fields}
-            told = {
-                field: value(**chosen) if callable(value) else value
-                for field, value in by_options.items()
-            }
             others = [o.name for o in options if chosen[o.name] != o.default]
             variant = "".join(f"-{option}={chosen[option]}" for option in others)
             read_chosen = partial(read, **chosen)
-            return Archive(name=name, read=read_chosen, terms=terms, variant=variant, **told)
+            return Archive(
+                name, tuple(files), read_chosen, terms, variant=variant, facts=facts, **fields
+            )
 
         def load(**given: Any) -> Dataset:
             places = {place: given.pop(place) for place in PLACES if place in given}
@@ -99,7 +96,7 @@ def published(
         shared = [inspect.signature(load_archive).parameters[place] for place in PLACES]
         load.__signature__ = inspect.Signature([*shared, *options])  # type: ignore[attr-defined]
         load.__doc__ = read.__doc__
-        ENTRIES[name] = Entry(load, description, terms, "downloaded", archive().facts, archive)
+        ENTRIES[name] = Entry(load, description, terms, "downloaded", facts, archive)
         return read
 
     return register

@@ -63,8 +63,7 @@ def load_fed_heart_disease(*, root: Place = None, path: Place = None) -> Dataset
         root: folder of all datasets; default $FEDJAX_SSL_DATA or ~/.cache/fedjax_ssl.
         path: the folder of `processed.cleveland.data`, `processed.hungarian.data`,
             `processed.switzerland.data` and `processed.va.data`, or of the same without
-            "processed."; default `<root>/fed_heart_disease/raw`. A line of names, semicolons and
-            tabulators are read too.
+            "processed."; default `<root>/fed_heart_disease/raw`.
 
     Returns:
         Dataset with inputs float32 [n, 13], classes "healthy" and "sick", and the hospitals as
@@ -119,15 +118,9 @@ def _read(path: Path, findings: Findings) -> tuple[np.ndarray, np.ndarray, np.nd
             f"{path.name}: {problem}; take UCI's processed.*.data" for problem in error.problems
         ]
         return None
-    names = [name.strip("'").lower() for name in table]
-    if names[:13] != COLUMNS[:13] or len(names) != len(COLUMNS):
-        findings.problems.append(
-            f"{path.name} names the columns {', '.join(names)}; needed: {', '.join(COLUMNS)}"
-        )
-        return None
     known = {}
-    for name, column in table.set_axis(COLUMNS, axis=1).items():
-        cells = [cell.strip("' ") for cell in column]
+    for name, column in table.items():
+        cells = column.tolist()
         known[name] = as_numbers(cells)
         what = "a number"
         strange = np.isnan(known[name])

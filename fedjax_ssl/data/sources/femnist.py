@@ -25,7 +25,7 @@ import numpy as np
 from fedjax_ssl.data.dataset import Dataset, Split
 from fedjax_ssl.data.reading.cache import facts_of, kept_for, raw_folder
 from fedjax_ssl.data.reading.fetch import Facts, Files, RemoteFile
-from fedjax_ssl.data.reading.formats import DAMAGED, FormatError, damage
+from fedjax_ssl.data.reading.formats import FormatError, damage
 from fedjax_ssl.data.reading.own import DatasetUnavailable, Place, not_here
 from fedjax_ssl.data.reading.register import dataset, published
 
@@ -186,7 +186,7 @@ def _leaf_writers(path: Path) -> Iterator[Writer]:
             user = users.pop(name)  # so that the lists of a writer go when the arrays are there
             labels = np.array(user["y"])
             pixels = np.array(user["x"], np.float32).reshape(len(labels), *SHAPE)
-        except DAMAGED as error:
+        except Exception as error:
             raise FormatError(
                 f"{path}: writer {name} has no x of rows of {VALUES} numbers, and y: {error}"
             ) from error

@@ -311,4 +311,4 @@ def _text(name: str, value: Any, names: Sequence[str] | None) -> str:
         )
     if value is None or value == -1:
         return ""
-    return str(value) if names is None else names[value]
+    return str(value) if names is None else names[int(value)]

@@ -35,25 +35,17 @@ BLOCK = 1000  # images that are read at once
             "f31fd99273a1acb8609c8db427cebb1de3f71de77758cdc0e22956e1289b9866",
         ),
     ),
-    facts=lambda unlabelled, size: Facts(
-        5_000 + 100_000 * unlabelled,
-        8_000,
-        (size, size, 3),
-        10,
-        unlabelled=100_000 * unlabelled,
-        fields={"class_names": CLASSES},
+    facts=Facts(
+        105_000, 8_000, (96, 96, 3), 10, unlabelled=100_000, fields={"class_names": CLASSES}
     ),
 )
-def read_stl10(
-    files: Files,
-    unlabelled: bool = True,
-    size: Annotated[int, Whole(1, SHAPE[1])] = 96,
-) -> Dataset:
+def read_stl10(files: Files, size: Annotated[int, Whole(1, SHAPE[1])] = 96) -> Dataset:
     """Read STL-10 from its binary archive: planes in the order of columns, labels from 1.
+
+    The 100,000 images without a label follow the 5,000 training images.
 
     Args:
         files: the archive.
-        unlabelled: whether the 100,000 images without a label follow the 5,000 training images.
         size: side of the images; smaller ones are resized once (area-averaged). All at 96: 3.1 GB;
             at 32: 0.35 GB.
 
@@ -64,13 +56,7 @@ def read_stl10(
         FormatError: the file is no such archive, or damaged.
     """
     path = files[TAR]
-    wanted = [
-        "train_X.bin",
-        "train_y.bin",
-        "test_X.bin",
-        "test_y.bin",
-        *["unlabeled_X.bin"] * unlabelled,
-    ]
+    wanted = ["train_X.bin", "train_y.bin", "test_X.bin", "test_y.bin", "unlabeled_X.bin"]
 
     def read(name: str, file: IO[bytes], length: int) -> np.ndarray:
         if name.endswith("_y.bin"):
@@ -90,11 +76,9 @@ def read_stl10(
             )
         splits[split] = images, labels.astype(np.int32) - 1
     x, y = splits["train"]
-    if unlabelled:
-        more = content.pop("unlabeled_X.bin")
-        x = np.concatenate([x, more])
-        y = np.concatenate([y, np.full(len(more), -1, np.int32)])
-    return Dataset("stl10", Split(x, y), Split(*splits["test"]), class_names=CLASSES)
+    more = content.pop("unlabeled_X.bin")
+    train = Split(np.concatenate([x, more]), np.append(y, np.full(len(more), -1, np.int32)))
+    return Dataset("stl10", train, Split(*splits["test"]), class_names=CLASSES)
 
 
 def _images(file: IO[bytes], length: int, where: str, size: int) -> np.ndarray:

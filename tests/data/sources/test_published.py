@@ -91,15 +91,14 @@ def write_stl10(folder, changes=()):
     return write_tar(folder / "stl10_binary.tar.gz", named)
 
 
-def test_stl10_with_and_without_what_has_no_label(tmp_path):
+def test_stl10_has_what_has_no_label_behind_the_others(tmp_path):
     files = write_stl10(tmp_path)
-    alone = read_stl10(files, unlabelled=False, size=96)
-    assert_marked(alone.train)
-    assert_marked(alone.test, 1)
-    data = read_stl10(files, unlabelled=True, size=96)
+    data = read_stl10(files, size=96)
+    assert_marked(data.test, 1)
+    np.testing.assert_array_equal(data.train.x[:10], noise(range(10), (96, 96, 3), 0))
     assert data.train.y.tolist() == [*range(10), *[-1] * 10]
     np.testing.assert_array_equal(data.train.x[10:], noise(range(10), (96, 96, 3), 2))
-    small = read_stl10(files, unlabelled=True, size=32)
+    small = read_stl10(files, size=32)
     blocks = data.train.x.reshape(20, 32, 3, 32, 3, 3).mean(axis=(2, 4))
     assert small.input_shape == (32, 32, 3) and np.abs(small.train.x - blocks).max() <= 1
 
@@ -114,7 +113,7 @@ def test_stl10_with_and_without_what_has_no_label(tmp_path):
 )
 def test_stl10_that_cannot_be_right(tmp_path, changes, message):
     with pytest.raises(FormatError, match=message):
-        read_stl10(write_stl10(tmp_path, changes), unlabelled=True, size=8)
+        read_stl10(write_stl10(tmp_path, changes), size=8)
 
 
 def write_cinic10(folder, top="./", changes=()):
