@@ -52,6 +52,14 @@ class Changes(NamedTuple):
     word: str
 
 
+class UsedWith(NamedTuple):
+    """In the annotation of a parameter: what it does nothing without, as in `Option.needs`, by
+    names of parameters beside it.
+    """
+
+    condition: str
+
+
 class Option(NamedTuple):
     """A setting of a choice beside its name."""
 
@@ -64,6 +72,8 @@ class Option(NamedTuple):
     meaning: str = ""  # for help; `Registry.meanings` reads those of a builder's options
     changes: str = ""  # word of `CHANGES`; "": that of the section of the choice
     fitted: bool = False  # whether a value of it is good for one choice of its section alone
+    needs: str = ""
+    # ^ what it does nothing without: "FIELD", "FIELD=A|B", "FIELD!=A", with " or " between
 
 
 class Registry(Generic[Built]):
@@ -417,9 +427,15 @@ def option_of(parameter: inspect.Parameter) -> Option:
     allowed = declared(parameter.annotation) or _ANY_NUMBER.get(kind)
     marks = getattr(parameter.annotation, "__metadata__", ())
     changes = next((one.word for one in marks if isinstance(one, Changes)), "")
-    traceable = takes_array(parameter)
+    needs = next((one.condition for one in marks if isinstance(one, UsedWith)), "")
     return Option(
-        kind, parameter.default, takes_none(parameter), allowed, traceable, changes=changes
+        kind,
+        parameter.default,
+        takes_none(parameter),
+        allowed,
+        takes_array(parameter),
+        changes=changes,
+        needs=needs,
     )
 
 

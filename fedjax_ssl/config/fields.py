@@ -124,10 +124,14 @@ def options_of(config: Any) -> dict[str, Option]:
         with naming("method.name" if section == "method" else section):
             own = named.registry.options_in(config[section])
         for option, one in own.items():
-            found[f"{section}.{option}"] = one._replace(
+            name = f"{section}.{option}"
+            beside = name.rpartition(".")[0]
+            needs = [f"{beside}.{part}" for part in one.needs.split(" or ") if part]
+            found[name] = one._replace(
                 optional=section != "method" or one.optional,
                 traceable=named.traced and one.traceable,
                 changes=one.changes or named.changes,
+                needs=" or ".join(needs),
             )
     return found | FIELDS
 

@@ -3,14 +3,14 @@ that exclude each other.
 """
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import ml_collections
 
-from fedjax_ssl import methods
 from fedjax_ssl.checks import Several
 from fedjax_ssl.config.configured_optimizers import local_training
-from fedjax_ssl.config.fields import FIELDS, get
+from fedjax_ssl.config.fields import get, options_of
+from fedjax_ssl.config.sections import VALIDATION
 from fedjax_ssl.data import holds_validation, rounds_of_a_part, split_path
 from fedjax_ssl.errors import ConfigError, did_you_mean, naming, note
 from fedjax_ssl.federated import Facts
@@ -44,14 +44,6 @@ _OTHER_COLUMNS = (
 _NOTHING = (None, False, 0, (), "", "none", "constant")
 
 
-class Rule(NamedTuple):
-    """Fields that do nothing unless something holds."""
-
-    fields: tuple[str, ...]
-    holds: Callable[[ml_collections.ConfigDict], object]
-    needs: str  # condition that must hold, in words
-
-
 def validates(config: ml_collections.ConfigDict) -> bool:
     """Return whether a resolved config holds validation data out."""
     if config.data.split:
@@ -65,130 +57,37 @@ def predictors(config: ml_collections.ConfigDict) -> tuple[str, ...]:
     return tuple(name.strip() for name in config.prediction.predictors.split(",") if name.strip())
 
 
-def _needs_one_of(needed: tuple[str, ...], *fields: str) -> Rule:
-    """Make the rule of fields that do nothing unless one of some others has a value."""
-
-    def holds(config: ml_collections.ConfigDict) -> bool:
-        return any(get(config, one, None) not in _NOTHING for one in needed)
-
-    return Rule(fields, holds, " or ".join(f"config.{one}" for one in needed))
-
-
-def _needs_name(field: str, names: tuple[str, ...], *fields: str) -> Rule:
-    """Make the rule of fields that do nothing unless another one has, or is, one of some names."""
-
-    def holds(config: ml_collections.ConfigDict) -> bool:
-        value = get(config, field)
-        return not {*names}.isdisjoint([value] if isinstance(value, str) else value)
-
-    return Rule(fields, holds, " or ".join(f"config.{field}={name}" for name in names))
-
-
-_RULES = (
-    Rule(
-        ("select_from", "early_stopping.metric"),
-        validates,
-        "validation data, such as config.data.validation_fraction",
-    ),
-    _needs_one_of(("data.pools",), "data.shuffle_pools"),
-    _needs_one_of(("partition.parts",), "partition.rounds_per_part"),
-    _needs_one_of(
-        (
-            "supervision.labelled_clients",
-            "supervision.coarse_clients",
-            "supervision.set_clients",
-        ),
-        "supervision.which",
-    ),
-    Rule(
-        ("faults.share",),
-        lambda config: config.faults.name != "none",
-        "config.faults.name",
-    ),
-    _needs_name("faults.name", ("scale",), "faults.factor"),
-    Rule(
-        ("optimizer.nesterov", "optimizer.keep_state", "optimizer.average_state"),
-        lambda config: config.optimizer.momentum or config.optimizer.name != "sgd",
-        "config.optimizer.momentum or another optimizer",
-    ),
-    _needs_one_of(("optimizer.schedule",), "optimizer.schedule_rounds"),
-    _needs_name("optimizer.schedule", ("exponential", "piecewise"), "optimizer.schedule_factor"),
-    _needs_name("optimizer.schedule", ("exponential",), "optimizer.schedule_staircase"),
-    _needs_name("optimizer.schedule", ("piecewise",), "optimizer.schedule_boundaries"),
-    _needs_name("optimizer.schedule", ("warmup", "warmup_cosine"), "optimizer.schedule_warmup"),
-    _needs_name("optimizer.schedule", ("linear", "warmup_cosine"), "optimizer.schedule_end"),
-    _needs_one_of(("participation.lost",), "participation.lost_when"),
-    _needs_name("loss.name", ("focal",), "loss.gamma"),
-    _needs_name("tracking.writers", ("wandb",), "tracking.project", "tracking.offline"),
-    _needs_one_of(
-        ("prediction.predictors",), *(field for field in FIELDS if field.startswith("prediction."))
-    ),
-    Rule(
-        ("prediction.groups", "prediction.protocol"),
-        lambda config: "xclp" in predictors(config),
-        "config.prediction.predictors=xclp",
-    ),
-    _needs_one_of(("prediction.protocol",), "prediction.hamming"),
-)
-
-
-class _OfMethods(NamedTuple):
-    """Settings of a method, or of a part of a composition, that do nothing unless another one of it
-    has one of some values.
-    """
-
-    decides: str
-    values: tuple[str, ...]  # (): any but 0
-    settings: tuple[str, ...]
-
-    def holds(self, section: ml_collections.ConfigDict) -> bool:
-        value = section[self.decides]
-        return value in self.values if self.values else value not in _NOTHING
-
-    def needs(self, place: str) -> str:
-        """Say what has to hold, of the section at this place."""
-        if not self.values:
-            return f"{place}{self.decides}"
-        return " or ".join(f"{place}{self.decides}={value}" for value in self.values)
-
-
-_RULES_OF_METHODS = (
-    _OfMethods("threshold_rule", ("freematch",), ("threshold_decay",)),
-    _OfMethods("tsa", ("exp", "linear", "log"), ("tsa_rounds",)),
-    _OfMethods("threshold_rule", ("fixed",), ("threshold",)),
-    _OfMethods("contrast_weight", (), ("prior_decay",)),
-    _OfMethods("tuning_epochs", (), ("tuning_rate", "tuning_batch_size", "tuning_cap")),
-)
-
-
-def _note_settings_of_methods(config: ml_collections.ConfigDict) -> None:
-    """Name every setting of the method, or of its parts, that was given and does nothing."""
-    for field, option in methods.METHODS.options_in(config.method).items():
-        value = get(config, f"method.{field}", option.default)
-        if value == option.default:
-            continue
-        part, _, setting = field.rpartition(".")
-        section = config.method[part] if part else config.method
-        place = f"config.method.{part}{'.' * bool(part)}"
-        rules = [rule for rule in _RULES_OF_METHODS if setting in rule.settings]
-        for rule in rules:
-            if rule.decides in section and not rule.holds(section):
-                note(f"{place}{setting}={value} has no effect without {rule.needs(place)}")
-
-
 def note_without_effect(config: ml_collections.ConfigDict) -> None:
-    """Name every setting that was given and does nothing beside the others."""
-    _note_settings_of_methods(config)
-    for rule in _RULES:
-        if rule.holds(config):
+    """Name every setting that was given and does nothing beside the others, by what its
+    declaration needs.
+    """
+    for field, option in options_of(config).items():
+        usual = option.default
+        if field == "optimizer.schedule_rounds":  # of a config that is resolved
+            usual = max(config.rounds, 1)
+        conditions = option.needs.split(" or ")
+        value = get(config, field, None) if option.needs else None
+        if value in (None, False, usual) or any(_holds(config, one) for one in conditions):
             continue
-        for field in rule.fields:
-            value = get(config, field, None)
-            usual = FIELDS[field].default if field in FIELDS else None
-            if field == "optimizer.schedule_rounds":  # the config is resolved
-                usual = max(config.rounds, 1)
-            if value not in (None, False, usual):
-                note(f"config.{field}={value} has no effect without {rule.needs}")
+        words = (
+            "validation data, such as config.data.validation_fraction"
+            if option.needs == VALIDATION
+            else " or ".join(f"config.{one}" for one in conditions)
+        )
+        note(f"config.{field}={value} has no effect without {words}")
+
+
+def _holds(config: ml_collections.ConfigDict, condition: str) -> bool:
+    """Tell whether a part of `Option.needs` holds; a field that is not there excludes nothing."""
+    if condition == VALIDATION:
+        return validates(config)
+    field, equals, names = condition.partition("=")
+    value = get(config, field.rstrip("!"), True)
+    if value is True or not equals:
+        return value not in _NOTHING
+    given = value if isinstance(value, tuple) else str(value).split(",")
+    there = not {*names.split("|")}.isdisjoint(one.strip() for one in given)
+    return there != field.endswith("!")
 
 
 def note_lengths(config: ml_collections.ConfigDict) -> None:

@@ -22,6 +22,7 @@ from fedjax_ssl.models import PRECISIONS
 from fedjax_ssl.objectives import INVERSE, LOSSES
 from fedjax_ssl.registry import CHANGES, Option, option_of
 
+VALIDATION = "validation data"  # an `Option.needs`, beside those that name fields
 DIRECTIONS = ("maximize", "minimize")
 VIEWERS = ("tensorboard", "wandb")  # each opened by `fedjax_ssl.folder.writers`
 _SHARE = In("[0, 1)")
@@ -35,7 +36,7 @@ _HELD_OUT = {"left_out_client": object, "pools": tuple}  # types of fields that 
 
 
 def _field(
-    default: Any, meaning: str, allowed: Declaration | None = None, *, changes: str, **more: bool
+    default: Any, meaning: str, allowed: Declaration | None = None, *, changes: str, **more: Any
 ) -> Option:
     """Declare a setting of every run. A bare type as its default: None, until a value of this
     type is given.
@@ -55,7 +56,9 @@ def _graph_field(name: str, meaning: str, of_variant: bool = False) -> Option:
     the variant.
     """
     option = option_of(inspect.signature(GraphSettings, eval_str=True).parameters[name])
-    option = option._replace(meaning=meaning, traceable=False, changes="prediction")
+    option = option._replace(
+        meaning=meaning, traceable=False, changes="prediction", needs="prediction.predictors"
+    )
     return option._replace(default=None, optional=True) if of_variant else option
 
 
@@ -81,6 +84,7 @@ SECTIONS: dict[str, dict[str, Option]] = {
             0,
             "first round whose model may be chosen by validation accuracy",
             COUNT_OR_NONE,
+            needs=VALIDATION,
         ),
         "precision": _code(
             "float32",
@@ -191,7 +195,11 @@ SECTIONS: dict[str, dict[str, Option]] = {
             int, "clients that keep class labels; all by default", COUNT_OR_NONE
         ),
         "which": _result(
-            str, "which clients keep class labels; first by default", OneOf(("first", "random"))
+            str,
+            "which clients keep class labels; first by default",
+            OneOf(("first", "random")),
+            needs="supervision.labelled_clients or supervision.coarse_clients or "
+            "supervision.set_clients",
         ),
     },
     "augment": {"name": _code("none", "augmentation of training inputs; the weak view of methods")},
@@ -212,28 +220,50 @@ SECTIONS: dict[str, dict[str, Option]] = {
         "schedule": _code(
             "constant", "the learning rate over the rounds", OneOf(SCHEDULES, own=True)
         ),
-        "schedule_rounds": _length(int, "length of the schedule; default: rounds", _COUNT),
-        "schedule_factor": _code(
-            0.1, "exponential: after schedule_rounds; piecewise: at every boundary", _POSITIVE
+        "schedule_rounds": _length(
+            int, "length of the schedule; default: rounds", _COUNT, needs="optimizer.schedule"
         ),
-        "schedule_staircase": _code(False, "exponential: changes every schedule_rounds only"),
+        "schedule_factor": _code(
+            0.1,
+            "exponential: after schedule_rounds; piecewise: at every boundary",
+            _POSITIVE,
+            needs="optimizer.schedule=exponential|piecewise",
+        ),
+        "schedule_staircase": _code(
+            False,
+            "exponential: changes every schedule_rounds only",
+            needs="optimizer.schedule=exponential",
+        ),
         "schedule_boundaries": _code(
-            tuple, "piecewise: rounds; half and three quarters by default", Each(_COUNT)
+            tuple,
+            "piecewise: rounds; half and three quarters by default",
+            Each(_COUNT),
+            needs="optimizer.schedule=piecewise",
         ),
         "schedule_warmup": _code(
-            int, "rounds of a warm-up; a tenth of schedule_rounds by default", _COUNT
+            int,
+            "rounds of a warm-up; a tenth of schedule_rounds by default",
+            _COUNT,
+            needs="optimizer.schedule=warmup|warmup_cosine",
         ),
         "schedule_end": _code(
-            0.0, "linear, warmup_cosine: share of the learning rate at the end", _WEIGHT
+            0.0,
+            "linear, warmup_cosine: share of the learning rate at the end",
+            _WEIGHT,
+            needs="optimizer.schedule=linear|warmup_cosine",
         ),
         "clip_norm": _code(
             float, "largest norm of a gradient; no clipping by default", _POSITIVE, traceable=True
         ),
         "keep_state": _code(
-            False, "clients keep the state of the optimizer, such as momentum, between their rounds"
+            False,
+            "clients keep the state of the optimizer, such as momentum, between their rounds",
+            needs="optimizer.momentum or optimizer.name!=sgd",
         ),
         "average_state": _code(
-            False, "clients start from the mean optimizer state of the last cohort"
+            False,
+            "clients start from the mean optimizer state of the last cohort",
+            needs="optimizer.momentum or optimizer.name!=sgd",
         ),
         "batch_size": _code(10, "examples of a local step", _COUNT),
         "local_epochs": _code(1, "passes over a client's examples in a round", _COUNT),
@@ -250,6 +280,7 @@ SECTIONS: dict[str, dict[str, Option]] = {
             2.0,
             "focal: exponent that lowers the weight of examples that are already right",
             _WEIGHT,
+            needs="loss.name=focal",
         ),
         "label_smoothing": _code(0.0, "share of a label that is spread over all classes", _SHARE),
         "class_weights": _code(
@@ -305,6 +336,7 @@ SECTIONS: dict[str, dict[str, Option]] = {
             "when it drops out: before it sends anything, after the codes, after the scores, after "
             "training",
             OneOf(LOST_WHEN),
+            needs="participation.lost",
         ),
     },
     "sum": {
@@ -313,9 +345,17 @@ SECTIONS: dict[str, dict[str, Option]] = {
     "faults": {
         "name": _code("none", "fault of the faulty clients", OneOf(tuple(FAULTS))),
         "share": _code(
-            0.2, "share of the clients that are faulty; the random seed draws them", In("[0, 1]")
+            0.2,
+            "share of the clients that are faulty; the random seed draws them",
+            In("[0, 1]"),
+            needs="faults.name",
         ),
-        "factor": _code(10.0, "scale: factor of the updates of faulty clients", _FINITE),
+        "factor": _code(
+            10.0,
+            "scale: factor of the updates of faulty clients",
+            _FINITE,
+            needs="faults.name=scale",
+        ),
     },
     "privacy": {"name": _code("none", "mechanism that hides clients or examples")},
     "early_stopping": {
@@ -323,7 +363,9 @@ SECTIONS: dict[str, dict[str, Option]] = {
             int, "evaluations without a better model after which the run ends", _COUNT
         ),
         "metric": _result(
-            "validation_accuracy", "column of metrics.csv by which the best model is chosen"
+            "validation_accuracy",
+            "column of metrics.csv by which the best model is chosen",
+            needs=VALIDATION,
         ),
         "direction": _result(
             str,
@@ -333,8 +375,10 @@ SECTIONS: dict[str, dict[str, Option]] = {
     },
     "tracking": {
         "writers": _watching((), "viewers that also get the metrics", Several(VIEWERS)),
-        "project": _watching("fedjax_ssl", "project at wandb"),
-        "offline": _watching(False, "wandb keeps its record in the run folder"),
+        "project": _watching("fedjax_ssl", "project at wandb", needs="tracking.writers=wandb"),
+        "offline": _watching(
+            False, "wandb keeps its record in the run folder", needs="tracking.writers=wandb"
+        ),
     },
     "prediction": {
         "predictors": _prediction(
@@ -346,26 +390,31 @@ SECTIONS: dict[str, dict[str, Option]] = {
             "network",
             "values that are compared: features of the network, or inputs as stored",
             OneOf(("network", "inputs")),
+            needs="prediction.predictors",
         ),
         "variant": _prediction(
             "both",
             "settings of the paper, or of the authors' code",
             OneOf(("paper", "code", "both")),
+            needs="prediction.predictors",
         ),
         "unlabelled": _prediction(
             "with",
             "whether graphs hold unlabelled training examples",
             OneOf(("with", "without", "both")),
+            needs="prediction.predictors",
         ),
         "similarity": _prediction(
             str,
             "cosines, or their estimate by codes; xclp: lsh, per_client_lp: exact by default",
             OneOf(("exact", "lsh")),
+            needs="prediction.predictors",
         ),
         "ridge": _prediction(
             1.0,
             "weight of squared coefficients of linear_head, in mean variances of a feature",
             _POSITIVE,
+            needs="prediction.predictors",
         ),
         "num_bits": _graph_field("num_bits", "bits of a code"),
         "num_neighbors": _graph_field("num_neighbors", "neighbours of a point in a graph"),
@@ -382,17 +431,29 @@ SECTIONS: dict[str, dict[str, Option]] = {
             of_variant=True,
         ),
         "groups": _prediction(
-            1, "xclp: clients are cut at random into groups, with a graph each", _COUNT
+            1,
+            "xclp: clients are cut at random into groups, with a graph each",
+            _COUNT,
+            needs="prediction.predictors=xclp",
         ),
         "new_batch_size": _prediction(
-            int, "new examples of a client per graph; default: all", _COUNT
+            int,
+            "new examples of a client per graph; default: all",
+            _COUNT,
+            needs="prediction.predictors",
         ),
         "protocol": _prediction(
             "none",
             "xclp: protocol between the clients of a graph, docs/secure.md",
             declared(Level),
+            needs="prediction.predictors=xclp",
         ),
-        "hamming": _prediction("transfer", "how the protocol finds distances", declared(Hamming)),
+        "hamming": _prediction(
+            "transfer",
+            "how the protocol finds distances",
+            declared(Hamming),
+            needs="prediction.protocol",
+        ),
     },
     "distributed": {
         "coordinator": _watching(

@@ -17,7 +17,7 @@ from jaxtyping import Array, Float
 
 from fedjax_ssl.checks import In, checked, is_zero
 from fedjax_ssl.federated.packing import packing
-from fedjax_ssl.registry import Registry
+from fedjax_ssl.registry import Registry, UsedWith
 
 PyTree = Any
 _Decay = Annotated[float | Array, In("[0, inf)")]
@@ -37,7 +37,7 @@ BY_LAYER = ("adafactor", "fromage", "lamb", "lars", "muon", "novograd", "sm3")
 
 def _sgd(
     momentum: Annotated[float | Array, In("[0, 1)")] = 0.0,
-    nesterov: bool = False,
+    nesterov: Annotated[bool, UsedWith("momentum")] = False,
     weight_decay: _Decay = 0.0,
 ) -> optax.GradientTransformation:
     """Gradient descent, with optional momentum.

@@ -55,7 +55,7 @@ docs/methods/baselines.md.
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Annotated, Literal
 
 import jax
 import jax.numpy as jnp
@@ -105,7 +105,9 @@ from fedjax_ssl.methods.parts.views_and_teachers import (
     taught_term,
     teacher_network,
 )
+from fedjax_ssl.registry import UsedWith
 
+_Threshold = Annotated[Share, UsedWith("threshold_rule=fixed")]
 # Weak views of digits are shifted, strong views are rotated.
 _VIEWS = {
     "augment.name": "shift",
@@ -154,7 +156,7 @@ class Settings:
 
     unlabelled_weight: Weight = 1.0
     labelled_weight: Weight = 1.0
-    threshold: Share = 0.0
+    threshold: _Threshold = 0.0
     unlabelled_ratio: Count = 7
     labelled_too: bool = False
     ema_decay: Decay = 0.0
@@ -173,7 +175,7 @@ class Confident:
             confident examples.
     """
 
-    threshold: Share = 0.95
+    threshold: _Threshold = 0.95
     mask_mean: Literal["batch", "confident"] = "batch"
 
 
@@ -255,10 +257,10 @@ class UDA(Settings):
     in a step; the paper has batches of 64 and 448.
     """
 
-    threshold: Share = 0.8
+    threshold: _Threshold = 0.8
     temperature: Positive = 0.4
     tsa: Literal["exp", "linear", "log", "none"] = "exp"
-    tsa_rounds: CountOrZero = 0
+    tsa_rounds: Annotated[CountOrZero, UsedWith("tsa!=none")] = 0
 
 
 def uda(setup: Setup, settings: UDA, guessing: Guessing) -> Recipe:
@@ -442,7 +444,7 @@ class MeanTeacher(Settings):
     unlabelled_weight: Weight = 100.0
     unlabelled_ratio: Count = 3
     labelled_too: bool = True
-    threshold: Share = field(default=0.0, init=False)
+    threshold: _Threshold = field(default=0.0, init=False)
     ema_decay: Decay = field(default=0.0, init=False)  # the teacher is a moving average already
     decay: Decay = 0.999
     ramp_rounds: Count = 5
@@ -591,7 +593,7 @@ class PseudoLabel(Settings):
 
     unlabelled_weight: Weight = 3.0
     unlabelled_ratio: Count = 8
-    threshold: Share = 0.0
+    threshold: _Threshold = 0.0
     ramp_start: CountOrZero = 10
     ramp_end: Count = 60
 

@@ -34,7 +34,7 @@ References:
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -91,6 +91,7 @@ from fedjax_ssl.methods.parts.terms import LABELLED, UNLABELLED, augmented_view,
 from fedjax_ssl.methods.parts.views_and_teachers import strong_view
 from fedjax_ssl.models import Model
 from fedjax_ssl.objectives import batch_mean, soft_label_divergence
+from fedjax_ssl.registry import UsedWith
 
 RECOMMENDED = {"proxyfl": WHOLE_BATCHES}
 
@@ -125,11 +126,11 @@ class ProxyFL:
     contrast_weight: Weight = 1.0
     unlabelled_ratio: Count = 2
     labelled_copies: Weight = 1.0
-    prior_decay: Decay = 0.99
+    prior_decay: Annotated[Decay, UsedWith("contrast_weight")] = 0.99
     tuning_epochs: CountOrZero = 100
-    tuning_rate: Positive = 0.005
-    tuning_batch_size: Count = 4
-    tuning_cap: Positive = 100.0
+    tuning_rate: Annotated[Positive, UsedWith("tuning_epochs")] = 0.005
+    tuning_batch_size: Annotated[Count, UsedWith("tuning_epochs")] = 4
+    tuning_cap: Annotated[Positive, UsedWith("tuning_epochs")] = 100.0
 
 
 def proxyfl(setup: Setup, settings: ProxyFL) -> Recipe:

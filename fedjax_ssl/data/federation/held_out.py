@@ -26,9 +26,10 @@ from fedjax_ssl.keys import PRNGKey, named_key
 _SHARE = In("[0, 1)")
 
 
-def _field(default: Any, meaning: str, allowed: Declaration | None = None) -> Any:
+def _field(default: Any, meaning: str, allowed: Declaration | None = None, **more: str) -> Any:
     """Declare what a config shows of a field: its default, its meaning and what is allowed."""
-    return dataclasses.field(default=default, metadata={"meaning": meaning, "allowed": allowed})
+    metadata = {"meaning": meaning, "allowed": allowed, **more}
+    return dataclasses.field(default=default, metadata=metadata)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,7 +84,7 @@ class HeldOut:
         None, "training, validation and test examples of a class, from both splits", Each(Whole(0))
     )
     shuffle_pools: bool = _field(
-        False, "pools are drawn at random, not the training examples first"
+        False, "pools are drawn at random, not the training examples first", needs="data.pools"
     )
 
     @property

@@ -39,6 +39,7 @@ from fedjax_ssl.data.federation.pool import (
     deal_unlabelled,
 )
 from fedjax_ssl.keys import PRNGKey, named_key
+from fedjax_ssl.registry import UsedWith
 
 FEDMATCH_SHARES = (244, 73, 15, 15, 15, 10, 15, 15, 15, 73)
 FEDMATCH_MATRIX = np.stack(
@@ -81,7 +82,7 @@ def fedmatch(
     balanced: CountOrNone = 5,
     matrix: Annotated[Sequence[Sequence[float]] | None, In()] = None,
     parts: Count = 1,
-    rounds_per_part: Annotated[int | None, Whole()] = None,
+    rounds_per_part: Annotated[int | None, Whole(), UsedWith("parts")] = None,
 ) -> Partition:
     """FedMatch's tasks: `balanced` examples of every class for each client, and a share of the
     others.

@@ -8,7 +8,7 @@ weighted mean. All consistency methods (`fedjax_ssl.methods.consistency`) and SA
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -38,6 +38,7 @@ from fedjax_ssl.objectives import (
     freematch_thresholds,
     freematch_update,
 )
+from fedjax_ssl.registry import UsedWith
 
 # weight of FreeMatch's fairness loss, relative to the loss of unlabelled examples
 FAIRNESS_WEIGHT = 0.001
@@ -72,7 +73,7 @@ class Guessing(LabelsFrom):
     """
 
     threshold_rule: Literal["fixed", "freematch"] = "fixed"
-    threshold_decay: Decay = 0.999
+    threshold_decay: Annotated[Decay, UsedWith("threshold_rule=freematch")] = 0.999
 
 
 def received_logits(setup: Setup, step: Step, inputs: Float[Array, "b ..."]) -> Float[Array, "b K"]:
