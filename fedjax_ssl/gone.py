@@ -186,6 +186,7 @@ GONE = {
     "data.unlabelled_split": Gone("write data.name=stl10, or a source of your own", (None,)),
     "data.coarse_key": Gone("write a source of your own, or a table with coarse", (None,)),
     "data.unlabelled": Gone("the images without a label are read", (None, True)),
+    "data.name=stand_in": Gone("in a clone, data.name=experiments.papers.stand_in:stand_in"),
     "data.max_levels": Gone("a column holds at most 50 words", (None, 50)),
     "data.timeout": Gone("a download that is silent for 20 seconds is given up", (None, 20.0)),
     "partition.reuse": Gone("no example is dealt twice", (None, False)),

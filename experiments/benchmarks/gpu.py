@@ -92,7 +92,7 @@ def first(given: argparse.Namespace) -> Iterator[str]:
         data = []
         if given.scale >= 1:
             name = f"cifar10:{method}" if method == "fixmatch" else f"cifar10_{method}"
-            data = ["--data.name=stand_in", "--data.like=cifar10"]
+            data = ["--data.name=experiments.papers.stand_in:stand_in", "--data.like=cifar10"]
             data += ["--model.name=wrn28", "--model.widen=2"] * (method == "fixmatch")
         with tempfile.TemporaryDirectory() as folder:
             environment = os.environ | {"JAX_COMPILATION_CACHE_DIR": f"{folder}/cache"}

@@ -15,6 +15,7 @@ from pathlib import Path
 from experiments.papers import page, results, running, scales
 from experiments.papers.claims import load_claims
 from experiments.papers.scales import Run
+from experiments.papers.stand_in import NAME as STAND_IN
 from experiments.papers.table import SCALES, Table, find_table, load_tables
 from fedjax_ssl import command_line
 from fedjax_ssl.cli import Parser, one_of
@@ -173,7 +174,7 @@ def _check_store(table: Table, scale: str, runs: Sequence[Run]) -> None:
     """Refuses, before anything runs, to store numbers that mean nothing or are of fewer seeds
     than those there.
     """
-    if scale == "smoke" or any(run.config.data.name == "stand_in" for run in runs):
+    if scale == "smoke" or any(run.config.data.name == STAND_IN for run in runs):
         raise ConfigError(
             "--store keeps no numbers of stand-in data, which mean nothing; leave it out"
         )

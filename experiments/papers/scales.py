@@ -11,6 +11,8 @@ from typing import Any, NamedTuple
 import ml_collections
 from flax.traverse_util import flatten_dict
 
+from experiments.papers.stand_in import NAME as STAND_IN
+from experiments.papers.stand_in import stand_in
 from experiments.papers.table import Cell, Table
 from fedjax_ssl import config as configs
 from fedjax_ssl import data, models, processor
@@ -196,12 +198,14 @@ def use_stand_in(config: ml_collections.ConfigDict) -> None:
     section = config.data
     name = section.name
     known = section.get("num_classes") or (6 if section.get("healthy") else None)
-    _use(config, "stand_in")
+    _use(config, STAND_IN)
     section.update(like=name.partition(":")[0], num_classes=known)
     if section.mean is None and section.std is None and section.standardize == "auto":
         section.standardize = "none"
+    if config.federated.weighting is None:  # as of published datasets
+        config.federated.weighting = "uniform"
     if section.pools:
-        classes = data.load("stand_in", like=section.like, num_classes=known, examples=1)
+        classes = stand_in(like=section.like, num_classes=known, examples=1)
         section.examples = 2 * sum(section.pools) * classes.num_classes
 
 
@@ -212,7 +216,7 @@ def _leave_few(config: ml_collections.ConfigDict) -> None:
     section = config.data
     partition = config.partition
     supervision = config.supervision
-    like = data.load("stand_in", like=section.like, num_classes=section.num_classes, examples=1)
+    like = stand_in(like=section.like, num_classes=section.num_classes, examples=1)
     there = partition.num_clients or len(like.client_names or ())
     classes = like.num_classes
     clients = min(there, _SMOKE_CLIENTS)

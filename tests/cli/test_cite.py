@@ -15,7 +15,7 @@ from fedjax_ssl.methods.around import WRAPPERS
 
 OF_USERS = {"folder", "features", "npz", "table", "tfds", "hf"}
 # No paper stands behind them: the package's own, or what everybody did before there was federation.
-NO_PAPER = {"compose", "supervised", "glyphs", "stand_in", "local", "alone", "pooled"}
+NO_PAPER = {"compose", "supervised", "glyphs", "local", "alone", "pooled"}
 
 
 def test_every_method_federated_optimizer_and_dataset_has_a_citation_and_no_other_name_has() -> (

@@ -120,7 +120,7 @@ def test_a_description_says_cells_and_data(paper, capsys):
     assert code == 0 and "1 row" not in out
     assert "missing: Nobody, accuracy: why not" in out and "data: digits" in out
     code, out, _ = call(capsys, "mine-figure2", "--scale", "smoke", *paper)
-    assert code == 0 and "data: stand_in" in out
+    assert code == 0 and "stand_in:stand_in" in out
     code, out, _ = call(capsys, "--list", *paper)
     assert (
         code == 0 and "mine-table1" in out and "2 tables" in out and "Digits; no results yet" in out

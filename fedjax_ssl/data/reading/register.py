@@ -10,7 +10,7 @@ from fedjax_ssl.data.reading.fetch import Archive, Facts, RemoteFile, load_archi
 
 PLACES = ("root", "path", "download")  # given by `load`, not options of a dataset
 
-Kind = Literal["embedded", "own", "downloaded", "library", "placed", "random"]
+Kind = Literal["embedded", "own", "downloaded", "library", "placed"]
 F = TypeVar("F", bound=Callable[..., Any])
 
 
@@ -42,7 +42,7 @@ def dataset(
         description: one line for lists.
         terms: licence and whom to cite.
         kind: "embedded" in the package; "own": the user's, at path=; "placed": fetched and placed
-            by the user; "library": read by another library; "random": invented.
+            by the user; "library": read by another library.
         facts: what is known of it before it is read.
     """
 

@@ -31,8 +31,8 @@ class Choice:
     Attributes:
         train_split: the split that is trained on.
         test_split: the split that is tested on; by default "test", if there is one.
-        input_key: the column that is the input; by default the only one that could be.
-        label_key: the column that is the class; by default the only one that could be.
+        input_key: the column that is the input.
+        label_key: the column that is the class.
         client_key: a column that says whose example it is.
         size: side of square images, which are cropped in the middle and resized; needed where they
             differ.
@@ -40,8 +40,8 @@ class Choice:
 
     train_split: str = "train"
     test_split: str | None = None
-    input_key: str | None = None
-    label_key: str | None = None
+    input_key: str = "image"
+    label_key: str = "label"
     client_key: str | None = None
     size: Side = None
 
@@ -51,7 +51,6 @@ class _Opened(NamedTuple):
 
     splits: Mapping[str, Iterable[Mapping[str, Any]]]  # rows, as values by column
     columns: Sequence[str]
-    fitting: Mapping[str, Sequence[str]]  # columns that could be the input, and the label
     class_names: Mapping[str, Sequence[str]]  # class names by column, for columns that have them
     content: object  # fits into JSON, and differs where rows may differ
 
@@ -95,18 +94,14 @@ def load_tfds(
             builder.download_and_prepare(file_format="array_record")
         info = builder.info
         features = dict(info.features.items())
-        images = [key for key, one in features.items() if isinstance(one, library.features.Image)]
         labels = {
             key: one.names
             for key, one in features.items()
             if isinstance(one, library.features.ClassLabel)
         }
-        pair = [key for key in info.supervised_keys or () if isinstance(key, str)]
-        inputs, classes = ([pair[0]], [pair[1]]) if len(pair) == 2 else (images, [*labels])
         opened = _Opened(
             splits=builder.as_data_source(),
             columns=list(features),
-            fitting={"input": inputs, "label": classes},
             class_names=labels,
             content=[
                 info.full_name,
@@ -164,18 +159,12 @@ def load_hf(
         )
         splits = found if isinstance(found, dict) else {choice.train_split: found}
         features = next(iter(splits.values())).features
-        # kinds of columns have other names in other versions
-        kinds = {key: type(one).__name__ for key, one in features.items()}
-        labels = {key: one.names for key, one in features.items() if kinds[key] == "ClassLabel"}
-        images = [key for key, kind in kinds.items() if kind == "Image"]
-        lists = [key for key, kind in kinds.items() if kind not in ("Image", "ClassLabel", "Value")]
+        labels = {
+            key: one.names for key, one in features.items() if type(one).__name__ == "ClassLabel"
+        }
         opened = _Opened(
             splits=splits,
             columns=list(features),
-            fitting={
-                "input": images or lists,
-                "label": [*labels] or [key for key in features if key == "label"],
-            },
             class_names=labels,
             content={split: rows._fingerprint for split, rows in splits.items()},
         )
@@ -220,7 +209,11 @@ def _read(name: str, opened: _Opened, choice: Choice) -> Dataset:
         _check_there(name, "split", split, list(opened.splits))
     if test == choice.train_split:
         raise BadData(name, f"{test} is the training split and the test split; name another one")
-    keys = _columns(name, opened, choice)
+    keys = {"input": choice.input_key, "label": choice.label_key}
+    if choice.client_key is not None:
+        keys["client"] = choice.client_key
+    for role, key in keys.items():
+        _check_there(name, "column", key, opened.columns, f", which data.{role}_key names")
     inputs = []
     texts = []
     places = []
@@ -247,29 +240,13 @@ def _read(name: str, opened: _Opened, choice: Choice) -> Dataset:
     return columns.dataset(name, name, x, None, notes, reading, terms=TERMS)
 
 
-def _columns(name: str, opened: _Opened, choice: Choice) -> dict[str, str]:
-    """Choose the column of each role: the one that is named, or the only one that could be."""
-    chosen = {}
-    for role in ("input", "label", "client"):
-        fitting = opened.fitting.get(role, ())
-        if (given := getattr(choice, f"{role}_key")) is not None:
-            _check_there(name, "column", given, opened.columns)
-            chosen[role] = given
-        elif len(fitting) == 1:
-            chosen[role] = fitting[0]
-        elif role in opened.fitting:
-            raise BadData(
-                name,
-                f"{len(fitting) or 'no'} columns could be the {role}; name one with "
-                f"data.{role}_key. Columns: {', '.join(opened.columns)}",
-            )
-    return chosen
-
-
-def _check_there(name: str, kind: str, given: str, there: Sequence[str]) -> None:
+def _check_there(name: str, kind: str, given: str, there: Sequence[str], named: str = "") -> None:
     if given not in there:
-        hint = did_you_mean(given, there)
-        raise BadData(name, f"there is no {kind} {given!r}.{hint} There are: {', '.join(there)}")
+        raise BadData(
+            name,
+            f"there is no {kind} {given!r}{named}.{did_you_mean(given, there)} There are: "
+            f"{', '.join(there)}",
+        )
 
 
 def _array(name: str, value: Any, size: int | None) -> np.ndarray:

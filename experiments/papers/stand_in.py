@@ -1,5 +1,5 @@
-"""`stand_in`: random inputs with the shape, classes and clients of another dataset, to try a
-config without data.
+"""Random inputs with the shape, classes and clients of another dataset, to run a table without its
+data: --data.name=experiments.papers.stand_in:stand_in --data.like=NAME.
 """
 
 import math
@@ -10,23 +10,17 @@ import numpy as np
 from fedjax_ssl.checks import Whole
 from fedjax_ssl.data.dataset import Dataset, Split
 from fedjax_ssl.data.reading.fetch import Facts
-from fedjax_ssl.data.reading.register import ENTRIES, dataset
+from fedjax_ssl.data.reading.register import ENTRIES
 from fedjax_ssl.errors import check_known
 
 # Sizes for datasets that are the user's own files.
+NAME = "experiments.papers.stand_in:stand_in"
 _OWN = Facts(800, 200, (32,), 10, clients=2)
 _STEP = 13  # bytes between two images, which overlap in memory: any number of them takes little
 _BYTES = 1 << 28  # bytes of the inputs, at most, if the number of examples is not given
 
 
-@dataset(
-    "stand_in",
-    "random inputs with the shape, classes and clients of another dataset, like=NAME; in the "
-    "package",
-    terms="part of this package, Apache-2.0",
-    kind="random",
-)
-def load_stand_in(
+def stand_in(
     *,
     like: str = "cifar10",
     size: Annotated[int | None, Whole(1)] = None,
