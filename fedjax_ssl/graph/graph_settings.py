@@ -27,13 +27,17 @@ Hamming = Literal["transfer", "paillier"]
 class GraphSettings:
     """Settings of label propagation over a graph. Alpha and the power may be traced.
 
-    Attributes: num_bits: L, bits per code; not used with exact cosines. num_neighbors: k,
-    neighbours per example. alpha: how far labels travel. similarity_power: exponent of the kept
-    similarities. label_norm: "none", or "class" to divide each label by the number of labels of its
-    class, so that the class with most labels does not win everywhere. confidence_scale: "none",
-    "max" (divide by the largest confidence of the graph) or "client_max" (by the largest of each
-    client). solver: solver of the linear system: "cholesky" (dense), "conjugate_gradient" (sparse),
-    or "auto": the first up to 512 points.
+    Attributes:
+        num_bits: L, bits per code; not used with exact cosines.
+        num_neighbors: k, neighbours per example.
+        alpha: how far labels travel.
+        similarity_power: exponent of the kept similarities.
+        label_norm: "none", or "class" to divide each label by the number of labels of its class, so
+            that the class with most labels does not win everywhere.
+        confidence_scale: "none", "max" (divide by the largest confidence of the graph) or
+            "client_max" (by the largest of each client).
+        solver: solver of the linear system: "cholesky" (dense), "conjugate_gradient" (sparse), or
+            "auto": the first up to 512 points.
     """
 
     num_bits: Annotated[int, Whole(1, 2**20)] = 4096

@@ -145,13 +145,17 @@ Network = Callable[[ServerState], tuple[PyTree, PyTree]]
 class Settings:
     """Settings that all methods of this family share.
 
-    Attributes: unlabelled_weight: w_u. labelled_weight: w_s; the server's loss has it too.
-    unlabelled_ratio: mu, unlabelled examples per labelled one in a step: B_U = mu B. labelled_too:
-    use labelled examples as unlabelled ones too, without their labels. ema_decay: decay of a moving
-    average of the global network over the rounds, which then predicts; 0: the network itself
-    predicts. (The papers average over steps, with decay 0.999 or 0.9999.) server_batch_size:
-    examples per step at the server. server_epochs: epochs per round at the server. threshold:
-    smallest confidence of an unlabelled example that counts; 0: all count.
+    Attributes:
+        unlabelled_weight: w_u.
+        labelled_weight: w_s; the server's loss has it too.
+        unlabelled_ratio: mu, unlabelled examples per labelled one in a step: B_U = mu B.
+        labelled_too: use labelled examples as unlabelled ones too, without their labels.
+        ema_decay: decay of a moving average of the global network over the rounds, which then
+            predicts; 0: the network itself predicts. (The papers average over steps, with decay
+            0.999 or 0.9999.)
+        server_batch_size: examples per step at the server.
+        server_epochs: epochs per round at the server.
+        threshold: smallest confidence of an unlabelled example that counts; 0: all count.
     """
 
     unlabelled_weight: Weight = 1.0
@@ -250,11 +254,14 @@ def fixmatch(setup: Setup, settings: FixMatch, guessing: Guessing) -> Recipe:
 class UDA(Settings):
     """Settings of UDA.
 
-    Attributes: threshold: beta; 0: every example counts. temperature: T of the targets; 1: they are
-    not sharpened. tsa: schedule of alpha, with t the share of rounds so far: "exp" is exp(5 (t -
-    1)), "linear" t, "log" 1 - exp(-5 t); "none": plain cross-entropy. tsa_rounds: rounds until
-    alpha is 1; 0: all rounds of the run. unlabelled_ratio: mu, unlabelled examples per labelled one
-    in a step; the paper has batches of 64 and 448.
+    Attributes:
+        threshold: beta; 0: every example counts.
+        temperature: T of the targets; 1: they are not sharpened.
+        tsa: schedule of alpha, with t the share of rounds so far: "exp" is exp(5 (t - 1)), "linear"
+            t, "log" 1 - exp(-5 t); "none": plain cross-entropy.
+        tsa_rounds: rounds until alpha is 1; 0: all rounds of the run.
+        unlabelled_ratio: mu, unlabelled examples per labelled one in a step; the paper has batches
+            of 64 and 448.
     """
 
     threshold: _Threshold = 0.8
@@ -436,9 +443,11 @@ def shuffled(key: Key[Array, ""], real: Bool[Array, " n"]) -> Int[Array, " n"]:
 class MeanTeacher(Settings):
     """Settings of the mean teacher.
 
-    Attributes: decay: largest decay of the teacher, which predicts. ramp_rounds: R; 1: the full
-    weight from the start. unlabelled_ratio: examples of the consistency loss per labelled one in a
-    step. labelled_too: the consistency loss is on labelled examples too, as in the paper.
+    Attributes:
+        decay: largest decay of the teacher, which predicts.
+        ramp_rounds: R; 1: the full weight from the start.
+        unlabelled_ratio: examples of the consistency loss per labelled one in a step.
+        labelled_too: the consistency loss is on labelled examples too, as in the paper.
     """
 
     unlabelled_weight: Weight = 100.0
@@ -490,10 +499,11 @@ def mean_teacher(setup: Setup, settings: MeanTeacher, guessing: LabelsFrom) -> R
 class PiModel(Settings):
     """Settings of the Pi-model.
 
-    Attributes: stop_gradient: hold the second pass fixed; in the paper the gradient flows through
-    both. ramp_rounds: R; 1: the full weight from the start. unlabelled_ratio: examples of the
-    consistency loss per labelled one in a step. labelled_too: the consistency loss is on labelled
-    examples too, as in the paper.
+    Attributes:
+        stop_gradient: hold the second pass fixed; in the paper the gradient flows through both.
+        ramp_rounds: R; 1: the full weight from the start.
+        unlabelled_ratio: examples of the consistency loss per labelled one in a step.
+        labelled_too: the consistency loss is on labelled examples too, as in the paper.
     """
 
     unlabelled_weight: Weight = 100.0
@@ -536,11 +546,13 @@ def pi_model(setup: Setup, settings: PiModel, guessing: Guessing) -> Recipe:
 class VAT(Settings):
     """Settings of virtual adversarial training.
 
-    Attributes: radius: epsilon, over all numbers of an input as the network sees it. The paper's on
-    CIFAR-10 (whitened) without augmentation is 8, on SVHN 2.5; it has to fit the data.
-    entropy_weight: w_e. unlabelled_ratio: examples of the adversarial loss per labelled one in a
-    step; the paper has batches of 32 and 128. labelled_too: the adversarial loss is on labelled
-    examples too, as in the paper.
+    Attributes:
+        radius: epsilon, over all numbers of an input as the network sees it. The paper's on
+            CIFAR-10 (whitened) without augmentation is 8, on SVHN 2.5; it has to fit the data.
+        entropy_weight: w_e.
+        unlabelled_ratio: examples of the adversarial loss per labelled one in a step; the paper has
+            batches of 32 and 128.
+        labelled_too: the adversarial loss is on labelled examples too, as in the paper.
     """
 
     unlabelled_ratio: Count = 4
@@ -585,10 +597,13 @@ def vat(setup: Setup, settings: VAT, guessing: Guessing) -> Recipe:
 class PseudoLabel(Settings):
     """Settings of Pseudo-label.
 
-    Attributes: threshold: tau; the paper has none. ramp_start: T1, in rounds. The defaults of T1
-    and T2 are a tenth of the paper's, which counts epochs: a round may have several, and a run has
-    fewer rounds. ramp_end: T2, above T1. unlabelled_ratio: unlabelled examples per labelled one in
-    a step; the paper has batches of 32 and 256.
+    Attributes:
+        threshold: tau; the paper has none.
+        ramp_start: T1, in rounds. The defaults of T1 and T2 are a tenth of the paper's, which
+            counts epochs: a round may have several, and a run has fewer rounds.
+        ramp_end: T2, above T1.
+        unlabelled_ratio: unlabelled examples per labelled one in a step; the paper has batches of
+            32 and 256.
     """
 
     unlabelled_weight: Weight = 3.0

@@ -132,26 +132,35 @@ PRESETS = {
 class FedMatch:
     """Settings of FedMatch.
 
-    Attributes: preset: values of the settings that are None: "paper" or "code" (threshold 0.75,
-    patience 20 with labels at the server, clip_eps 1e-7). labels_at: place where labels are trained
-    on: "server", "clients", or "auto": the server, if it has labels. supervised_weight: lambda_s;
-    10. agreement_weight: lambda_a; the paper's lambda_ICCS is this and the next one. kl_weight:
-    lambda_i. l2_weight: lambda_L2, of a sum over all weights. l1_weight: lambda_L1, likewise; 1e-4
-    with labels at the clients and 1e-5 at the server. threshold: tau, of the largest probability
-    for the example without strong augmentation; 0.85. num_helpers: H; fewer if fewer clients have
-    taken part so far. 0: no inter-client loss. helper_interval: rounds between two with helpers.
-    clip_eps: lower bound of probabilities in cross-entropy and divergence; 0: none. decomposition:
-    "full"; "none": one part and neither L2 nor L1; "without_sigma", "without_psi": that part is 0
-    and both losses move the other one. A single part starts as (1 + psi_factor) sigma. psi_factor:
-    psi starts as this times sigma. l1_threshold: in evaluation, weights of psi up to this size
-    count as 0; 5e-6 with labels at the clients, 1e-5 at the server. delta_threshold: weights that
-    differ by no more are not sent; 5e-5 and 1e-5. unlabelled_batch_size: unlabelled examples per
-    step; see `matched_batches`. server_batch_size: labelled examples per step at the server.
-    server_epochs: epochs at the server before every round. shuffle: draw a new order of examples in
-    every epoch, in place of the stored one. lr_schedule: "client": divide a client's learning rate
-    by 3 if the loss of its model on validation examples does not fall, checked once per
-    participation; "none": never. patience: evaluations without an improvement before the rate
-    falls; 5.
+    Attributes:
+        preset: values of the settings that are None: "paper" or "code" (threshold 0.75, patience 20
+            with labels at the server, clip_eps 1e-7).
+        labels_at: place where labels are trained on: "server", "clients", or "auto": the server, if
+            it has labels.
+        supervised_weight: lambda_s; 10.
+        agreement_weight: lambda_a; the paper's lambda_ICCS is this and the next one.
+        kl_weight: lambda_i.
+        l2_weight: lambda_L2, of a sum over all weights.
+        l1_weight: lambda_L1, likewise; 1e-4 with labels at the clients and 1e-5 at the server.
+        threshold: tau, of the largest probability for the example without strong augmentation;
+            0.85.
+        num_helpers: H; fewer if fewer clients have taken part so far. 0: no inter-client loss.
+        helper_interval: rounds between two with helpers.
+        clip_eps: lower bound of probabilities in cross-entropy and divergence; 0: none.
+        decomposition: "full"; "none": one part and neither L2 nor L1; "without_sigma",
+            "without_psi": that part is 0 and both losses move the other one. A single part starts
+            as (1 + psi_factor) sigma.
+        psi_factor: psi starts as this times sigma.
+        l1_threshold: in evaluation, weights of psi up to this size count as 0; 5e-6 with labels at
+            the clients, 1e-5 at the server.
+        delta_threshold: weights that differ by no more are not sent; 5e-5 and 1e-5.
+        unlabelled_batch_size: unlabelled examples per step; see `matched_batches`.
+        server_batch_size: labelled examples per step at the server.
+        server_epochs: epochs at the server before every round.
+        shuffle: draw a new order of examples in every epoch, in place of the stored one.
+        lr_schedule: "client": divide a client's learning rate by 3 if the loss of its model on
+            validation examples does not fall, checked once per participation; "none": never.
+        patience: evaluations without an improvement before the rate falls; 5.
     """
 
     preset: Literal["paper", "code"] = "paper"

@@ -88,17 +88,21 @@ class Estimate(NamedTuple):
 class FedMT(ServerTurn):
     """Settings of FedMT.
 
-    Attributes: correspondence: "known": the federation's, or an estimate if it has none;
-    "estimated": every client's own estimate in every round, from the model just received.
-    threshold: largest probability above which a pseudo-label is confident. strict: False: also at
-    it, as in SemiFL. fix_weight: weight of the loss on confident examples; 0 leaves it out.
-    mix_weight: weight of the loss on mixtures; 0 leaves it out. projection_weight: weight of the
-    projection loss; 0 leaves it out, which is SemiFL. projection_examples: "fix": the confident
-    examples of each batch; "all": equally many from all examples with a label. gate: "confident": a
-    client without a confident example skips the round; "none": it trains by projection alone, over
-    all its examples with a label. mixup_alpha: alpha of the Beta distribution of the mixing share,
-    > 0. warm_start: in the first round the server trains alone. separate_passes: a forward pass per
-    loss, see `fedjax_ssl.methods.semifl`.
+    Attributes:
+        correspondence: "known": the federation's, or an estimate if it has none; "estimated": every
+            client's own estimate in every round, from the model just received.
+        threshold: largest probability above which a pseudo-label is confident.
+        strict: False: also at it, as in SemiFL.
+        fix_weight: weight of the loss on confident examples; 0 leaves it out.
+        mix_weight: weight of the loss on mixtures; 0 leaves it out.
+        projection_weight: weight of the projection loss; 0 leaves it out, which is SemiFL.
+        projection_examples: "fix": the confident examples of each batch; "all": equally many from
+            all examples with a label.
+        gate: "confident": a client without a confident example skips the round; "none": it trains
+            by projection alone, over all its examples with a label.
+        mixup_alpha: alpha of the Beta distribution of the mixing share, > 0.
+        warm_start: in the first round the server trains alone.
+        separate_passes: a forward pass per loss, see `fedjax_ssl.methods.semifl`.
     """
 
     correspondence: Literal["known", "estimated"] = "known"

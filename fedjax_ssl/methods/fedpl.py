@@ -65,13 +65,18 @@ class Confidence(NamedTuple):
 class FedPL:
     """Settings of FedPL.
 
-    Attributes: warmup_rounds: rounds with each set's most frequent class as pseudo-label; later
-    rounds do not use it. threshold: largest class probability from which a prediction is confident.
-    mix_weight: weight of the loss of mixed pairs. mix_alpha: parameter of the Beta distribution of
-    the share of the confident example in a pair. mix: "inputs": mix inputs, as in the paper, with a
-    second forward pass; "logits": mix logits, as in the released code. skip_empty: skip a batch
-    without a pair, as in the released code. l1: weight of the sum of the parameters' absolute
-    values. drop_last: leave out the last partial batch of an epoch.
+    Attributes:
+        warmup_rounds: rounds with each set's most frequent class as pseudo-label; later rounds do
+            not use it.
+        threshold: largest class probability from which a prediction is confident.
+        mix_weight: weight of the loss of mixed pairs.
+        mix_alpha: parameter of the Beta distribution of the share of the confident example in a
+            pair.
+        mix: "inputs": mix inputs, as in the paper, with a second forward pass; "logits": mix
+            logits, as in the released code.
+        skip_empty: skip a batch without a pair, as in the released code.
+        l1: weight of the sum of the parameters' absolute values.
+        drop_last: leave out the last partial batch of an epoch.
     """
 
     warmup_rounds: CountOrZero = 5

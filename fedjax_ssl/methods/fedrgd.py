@@ -100,12 +100,17 @@ RECOMMENDED = {
 class FedRGD:
     """Settings of FedRGD.
 
-    Attributes: labels: place of the labels: the "server", which then is a member of the average, or
-    every "client". user_loss: "crl"; "self_training": pseudo-labels by the network in evaluation
-    mode, learned on the same weak view; "supervised": class labels of the clients, in place of
-    unlabelled examples. threshold: tau, of the largest probability; above 1 no user learns.
-    local_steps: T. lr_schedule: schedule of a factor on the run's learning rate: "plain"
-    (`cosine_factor`), or "run" for none. warmup_steps: local steps of linear warm-up.
+    Attributes:
+        labels: place of the labels: the "server", which then is a member of the average, or every
+            "client".
+        user_loss: "crl"; "self_training": pseudo-labels by the network in evaluation mode, learned
+            on the same weak view; "supervised": class labels of the clients, in place of unlabelled
+            examples.
+        threshold: tau, of the largest probability; above 1 no user learns.
+        local_steps: T.
+        lr_schedule: schedule of a factor on the run's learning rate: "plain" (`cosine_factor`), or
+            "run" for none.
+        warmup_steps: local steps of linear warm-up.
     """
 
     labels: Literal["server", "client"] = "server"

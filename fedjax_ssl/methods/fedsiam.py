@@ -46,11 +46,14 @@ TERM = "mean_teacher"
 class FedSiam:
     """Settings of FedSiam.
 
-    Attributes: warmup_rounds: rounds of labels-only training at the start. consistency_weight:
-    largest weight of the consistency loss. ramp_rounds: rounds in which the weight rises.
-    head_weight: weight of the distance between the heads. decay: largest decay of the teacher.
-    unlabelled_clients: let clients without labels take part (the authors' code does not).
-    predict_with: "student" or "teacher".
+    Attributes:
+        warmup_rounds: rounds of labels-only training at the start.
+        consistency_weight: largest weight of the consistency loss.
+        ramp_rounds: rounds in which the weight rises.
+        head_weight: weight of the distance between the heads.
+        decay: largest decay of the teacher.
+        unlabelled_clients: let clients without labels take part (the authors' code does not).
+        predict_with: "student" or "teacher".
     """
 
     warmup_rounds: CountOrZero = 0

@@ -50,9 +50,10 @@ RECOMMENDED = {
 class FedTrans(ServerTurn):
     """Settings of transfer learning.
 
-    Attributes: coarse_rounds: rounds in which the clients train the network and the second head on
-    their coarse labels; after them only the server trains. finetune: part that the server trains:
-    "all", or only the main "head".
+    Attributes:
+        coarse_rounds: rounds in which the clients train the network and the second head on their
+            coarse labels; after them only the server trains.
+        finetune: part that the server trains: "all", or only the main "head".
     """
 
     coarse_rounds: Count = 50

@@ -49,9 +49,9 @@ RECOMMENDED = {"mixed": {"mixed": {**MIXED, "method.warmup_rounds": 40, "method.
 class PropagatedLabels(graphs.GraphPseudoLabels):
     """Settings of propagated labels.
 
-    Attributes: anchor_confidence: labels are also propagated from weakly labelled examples, if
-    network and weak label together give a class more than this probability; 1: from class labels
-    alone.
+    Attributes:
+        anchor_confidence: labels are also propagated from weakly labelled examples, if network and
+            weak label together give a class more than this probability; 1: from class labels alone.
     """
 
     anchor_confidence: Share = 0.9
@@ -62,10 +62,12 @@ class PropagatedLabels(graphs.GraphPseudoLabels):
 class Mixed(PropagatedLabels):
     """Settings of mixed supervision.
 
-    Attributes: warmup_rounds: rounds with the channel term alone, before labels are propagated.
-    channel_weight: weight of the channel term. pseudo_label_weight: weight of the propagated
-    labels; 0 builds no graph. prototype_weight: weight of pseudo-labels by other clients' class
-    prototypes, with the defaults of the term `prototypes`; 0: there are none.
+    Attributes:
+        warmup_rounds: rounds with the channel term alone, before labels are propagated.
+        channel_weight: weight of the channel term.
+        pseudo_label_weight: weight of the propagated labels; 0 builds no graph.
+        prototype_weight: weight of pseudo-labels by other clients' class prototypes, with the
+            defaults of the term `prototypes`; 0: there are none.
     """
 
     warmup_rounds: CountOrZero = 0

@@ -120,22 +120,27 @@ Number = float | Array
 class ProtoFSSL:
     """Settings of ProtoFSSL.
 
-    Attributes: num_support: labelled examples per class and step that make the local prototypes.
-    num_query: labelled examples per class and step that are compared with them. num_unlabelled:
-    unlabelled examples per step. unlabelled_weight: lambda, of the loss on them; 0 leaves them out
-    of the step. temperature: T, pseudo-labels are sharpened with exponent 1/T. distance: "mean_sq"
-    (the code's), "euclidean" (the paper's text) or "sq_euclidean". absent_classes: gradient through
-    the pseudo-labels of a client without labels of some class. "stop": none. "flow", as in the
-    code: it drives embeddings away from that class, because its probability is clipped at 1e-7.
-    num_helpers: prototype sets that make the pseudo-labels; all sets if there are fewer. The
-    paper's runs have as many as clients in a cohort. helper_interval: rounds between two choices of
-    helpers. proto_source: prototypes for the local predictions: "local_support", or "global", the
-    helpers' mean (algorithm 2), with all labelled examples of a step as queries. keep_proto_rounds:
-    rounds whose prototypes may help. proto_noise_std: standard deviation of Gaussian noise on the
-    shared prototypes. unlabel_round: unlabelled examples are used after this round, counted from 0.
-    static_batch_norm: statistics of batch norm layers (norm "bn") by a pass over the data after
-    every round, as in HeteroFL, in place of running averages; see
-    `fedjax_ssl.methods.parts.static_batch_norm`.
+    Attributes:
+        num_support: labelled examples per class and step that make the local prototypes.
+        num_query: labelled examples per class and step that are compared with them.
+        num_unlabelled: unlabelled examples per step.
+        unlabelled_weight: lambda, of the loss on them; 0 leaves them out of the step.
+        temperature: T, pseudo-labels are sharpened with exponent 1/T.
+        distance: "mean_sq" (the code's), "euclidean" (the paper's text) or "sq_euclidean".
+        absent_classes: gradient through the pseudo-labels of a client without labels of some class.
+            "stop": none. "flow", as in the code: it drives embeddings away from that class, because
+            its probability is clipped at 1e-7.
+        num_helpers: prototype sets that make the pseudo-labels; all sets if there are fewer. The
+            paper's runs have as many as clients in a cohort.
+        helper_interval: rounds between two choices of helpers.
+        proto_source: prototypes for the local predictions: "local_support", or "global", the
+            helpers' mean (algorithm 2), with all labelled examples of a step as queries.
+        keep_proto_rounds: rounds whose prototypes may help.
+        proto_noise_std: standard deviation of Gaussian noise on the shared prototypes.
+        unlabel_round: unlabelled examples are used after this round, counted from 0.
+        static_batch_norm: statistics of batch norm layers (norm "bn") by a pass over the data after
+            every round, as in HeteroFL, in place of running averages; see
+            `fedjax_ssl.methods.parts.static_batch_norm`.
     """
 
     num_support: Count = 1
@@ -206,11 +211,13 @@ def protofssl(setup: Setup, settings: ProtoFSSL) -> Recipe:
 class Prototypes:
     """Settings of pseudo-labels by prototypes: those of ProtoFSSL, and a threshold, which is ours.
 
-    Attributes: threshold: smallest confidence of a pseudo-label that counts; 0: all count, as in
-    ProtoFSSL. distance: between embeddings and prototypes: "sq_euclidean", "mean_sq" (the same
-    divided by the number of features, which makes pseudo-labels of a small network vague) or
-    "euclidean". temperature: T, pseudo-labels are sharpened with exponent 1/T. num_helpers:
-    prototype sets that make the pseudo-labels; all sets if there are fewer.
+    Attributes:
+        threshold: smallest confidence of a pseudo-label that counts; 0: all count, as in ProtoFSSL.
+        distance: between embeddings and prototypes: "sq_euclidean", "mean_sq" (the same divided by
+            the number of features, which makes pseudo-labels of a small network vague) or
+            "euclidean".
+        temperature: T, pseudo-labels are sharpened with exponent 1/T.
+        num_helpers: prototype sets that make the pseudo-labels; all sets if there are fewer.
     """
 
     threshold: Share = 0.95

@@ -43,11 +43,14 @@ RECOMMENDED = {"semifl": {"server": AT_SERVER}, "single": {"server": AT_SERVER}}
 class SemiFL(ServerTurn):
     """Settings of SemiFL.
 
-    Attributes: threshold: tau. mixup_alpha: alpha of the Beta distribution, > 0. mix_weight: weight
-    of the loss on mixtures; 0 leaves it out. server_batch_size: labelled examples per step at the
-    server; the paper has 250 with more than 1000 labels. separate_passes: A(x_fix) and x_s go
-    through the network separately, as in the paper, so that batch norm sees the statistics of each
-    alone; False: together, which is faster.
+    Attributes:
+        threshold: tau.
+        mixup_alpha: alpha of the Beta distribution, > 0.
+        mix_weight: weight of the loss on mixtures; 0 leaves it out.
+        server_batch_size: labelled examples per step at the server; the paper has 250 with more
+            than 1000 labels.
+        separate_passes: A(x_fix) and x_s go through the network separately, as in the paper, so
+            that batch norm sees the statistics of each alone; False: together, which is faster.
     """
 
     threshold: Share = 0.95

@@ -66,13 +66,16 @@ class XCLP(GraphPseudoLabels):
     """Settings of XCLP. Defaults are those of the authors' code; the paper's text has power 1, no
     norm, scale, weights.
 
-    Attributes: warmup_rounds: rounds of stage 1 (labelled examples only); 0 starts from scratch.
-    graph_augment: weakly augment examples before embedding. fixed_projections: use the same hash in
-    every round of a run, in place of a new one. similarity: "lsh": codes; "exact": cosines of the
-    features, for comparison only, because clients would have to reveal their features. protocol:
-    "ideal", "accounted" or "real": clients and server compute distances and scores together,
-    between the compiled parts of a round, see `fedjax_ssl.secure`. "none": compute them directly,
-    without rounding. hamming: protocol of the distances, "transfer" or "paillier".
+    Attributes:
+        warmup_rounds: rounds of stage 1 (labelled examples only); 0 starts from scratch.
+        graph_augment: weakly augment examples before embedding.
+        fixed_projections: use the same hash in every round of a run, in place of a new one.
+        similarity: "lsh": codes; "exact": cosines of the features, for comparison only, because
+            clients would have to reveal their features.
+        protocol: "ideal", "accounted" or "real": clients and server compute distances and scores
+            together, between the compiled parts of a round, see `fedjax_ssl.secure`. "none":
+            compute them directly, without rounding.
+        hamming: protocol of the distances, "transfer" or "paillier".
     """
 
     warmup_rounds: CountOrZero = 0
@@ -152,10 +155,12 @@ class PerClientLP(GraphPseudoLabels):
     """Settings of label propagation at every client alone; norms, scales and weights are over the
     client's own examples.
 
-    Attributes: warmup_rounds: rounds of labels-only training at the start. similarity: "exact"
-    cosine, or "lsh" codes of `num_bits` bits. graph_augment: weakly augment examples before
-    embedding. unlabelled_clients: let clients without labels take part; they get no pseudo-labels
-    and train on nothing.
+    Attributes:
+        warmup_rounds: rounds of labels-only training at the start.
+        similarity: "exact" cosine, or "lsh" codes of `num_bits` bits.
+        graph_augment: weakly augment examples before embedding.
+        unlabelled_clients: let clients without labels take part; they get no pseudo-labels and
+            train on nothing.
     """
 
     warmup_rounds: CountOrZero = 0

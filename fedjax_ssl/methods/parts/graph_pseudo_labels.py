@@ -39,9 +39,10 @@ class GraphPseudoLabels(GraphSettings):
     """Settings of label propagation over a graph, and of the targets made from it; the defaults are
     the authors' code's.
 
-    Attributes: class_weighting: "none" or "inverse_freq": weights balance the classes (kappa of
-    section 2 of the paper). graph_features: features to hash or compare: "network" features or raw
-    "inputs".
+    Attributes:
+        class_weighting: "none" or "inverse_freq": weights balance the classes (kappa of section 2
+            of the paper).
+        graph_features: features to hash or compare: "network" features or raw "inputs".
     """
 
     similarity_power: Positive = CODE.similarity_power

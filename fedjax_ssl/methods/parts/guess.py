@@ -53,10 +53,11 @@ Label = Callable[[Step, Array, Array], Array]
 class LabelsFrom:
     """Settings: the model that gives the pseudo-labels.
 
-    Attributes: labels_from: model whose prediction labels an unlabelled example: "local", the model
-    in training; "global", the model as the client received it, frozen and with its running batch
-    statistics; or "either": the global model labels, and the label counts if either model is
-    confident.
+    Attributes:
+        labels_from: model whose prediction labels an unlabelled example: "local", the model in
+            training; "global", the model as the client received it, frozen and with its running
+            batch statistics; or "either": the global model labels, and the label counts if either
+            model is confident.
     """
 
     labels_from: Literal["local", "global", "either"] = "local"
@@ -67,9 +68,10 @@ class LabelsFrom:
 class Guessing(LabelsFrom):
     """Settings of pseudo-labels: the model that gives them, and the rule for those that count.
 
-    Attributes: threshold_rule: "fixed": the method's threshold; "freematch": the mean confidence,
-    lower for classes that are predicted less often. threshold_decay: decay of FreeMatch's averages
-    per local step.
+    Attributes:
+        threshold_rule: "fixed": the method's threshold; "freematch": the mean confidence, lower for
+            classes that are predicted less often.
+        threshold_decay: decay of FreeMatch's averages per local step.
     """
 
     threshold_rule: Literal["fixed", "freematch"] = "fixed"
