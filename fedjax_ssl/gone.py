@@ -55,6 +55,8 @@ _TUNED = (
 _MLFLOW = "MLflow is no viewer any more; write a callback that logs there"
 _LORA = "LoRA is a function that a network of your own calls; see docs/pretrained.md"
 
+_OF_PAPER = "an augmentation has the operations of its paper"
+
 # By field; a method's own setting by "METHOD.SETTING", and a single value by "FIELD=VALUE".
 GONE = {
     **{
@@ -198,6 +200,10 @@ GONE = {
             "name=randaugment_uda": Gone("write fixmatch"),
             "name=randaugment": Gone("write fixmatch"),
             "name=semifl": Gone("write fixmatch"),
+            "operations": Gone(_OF_PAPER, (None, 2, 3, 6)),
+            "cutout": Gone(_OF_PAPER, (None, 0.5)),
+            "share": Gone("an eighth of the side is the most", (None, 0.125)),
+            "value": Gone("shift fills in 0, translate grey", (None, 0.0, 0.5)),
             "groups": Gone("16 parts of a batch draw operations of their own", (None, 16)),
             "magnitude": Gone("write fixmatch", (None, 4.0)),
         }.items()

@@ -314,7 +314,7 @@ def test_every_option_of_every_choice_has_a_meaning(section):
 
 @pytest.mark.parametrize(
     ("field", "text"),
-    [("augment.cutout", "\n"), ("model.hidden", "{[]: 1}"), ("model.hidden", "(" * 3000)],
+    [("augment.degrees", "\n"), ("model.hidden", "{[]: 1}"), ("model.hidden", "(" * 3000)],
 )
 def test_text_that_is_no_value_is_one_line(field: str, text: str) -> None:
     with pytest.raises(ConfigError) as caught:

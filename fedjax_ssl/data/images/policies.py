@@ -50,7 +50,7 @@ class Policy(NamedTuple):
     cutout: Choice | None = None  # after the operations
 
 
-def fedmatch(number: int) -> Policy:
+def fedmatch() -> Policy:
     """FedMatch's published code: 13 operations, six of them per image, the weakest half of ten
     levels.
     """
@@ -75,37 +75,36 @@ def fedmatch(number: int) -> Policy:
             Choice("translate_x", table(0.2), signed=True),
             Choice("translate_y", table(0.2), signed=True),
         ),
-        number,
+        6,
         levels=(2, 3, 4, 5),
     )
 
 
-def fixmatch(number: int, cutout: float = 0.5) -> Policy:
+def fixmatch() -> Policy:
     """FixMatch: 14 operations of uniform strength, then a cutout of a uniform share of
     the side.
     """
     return Policy(
         _uniform(bits=(4, 5, 6, 7, 8)),
-        number,
-        cutout=Choice("cutout", _range(0.0, cutout), fill=GREY, full=False),
+        2,
+        cutout=Choice("cutout", _range(0.0, 0.5), fill=GREY, full=False),
     )
 
 
-def fl2(number: int) -> Policy:
+def fl2() -> Policy:
     """(FL)^2's published code: as `fixmatch`, with 4 to 7 bits and a cutout in the mean colour."""
     return Policy(
         _uniform(bits=(4, 5, 6, 7)),
-        number,
+        3,
         cutout=Choice("cutout", _range(0.0, 0.5), fill=CIFAR_MEAN),
     )
 
 
-def levelled(number: int, whole_pixels: bool) -> Policy:
+def levelled(whole_pixels: bool) -> Policy:
     """SAGE's and FedRGD's published code: 14 operations at whole levels 1 to 9, then a grey cutout
     of half the side.
 
     Args:
-        number: operations per image.
         whole_pixels: translation by whole pixels, as for sides of 32 (SAGE), or by shares of the
             side (FedRGD).
     """
@@ -115,9 +114,7 @@ def levelled(number: int, whole_pixels: bool) -> Policy:
         *_moved(3.0 * level, 0.03 * level, shift, pixels=whole_pixels),
         *_recoloured(0.09 * level + 0.05, 4 + _floor(0.4 * level), 256 - _floor(25.6 * level)),
     )
-    return Policy(
-        choices, number, chance=0.5, levels=(9,), cutout=Choice("cutout", (0.5,), fill=127.0)
-    )
+    return Policy(choices, 2, chance=0.5, levels=(9,), cutout=Choice("cutout", (0.5,), fill=127.0))
 
 
 def _uniform(bits: tuple[int, ...]) -> tuple[Choice, ...]:

@@ -7,7 +7,7 @@ Each is a policy of `policies.py`, after a shift and a flip where the paper has 
 import dataclasses
 from typing import Annotated
 
-from fedjax_ssl.checks import In, Whole
+from fedjax_ssl.checks import Whole
 from fedjax_ssl.data.images import policies
 from fedjax_ssl.data.images.operations import Stored
 from fedjax_ssl.data.images.random_augment import random_augment
@@ -47,67 +47,59 @@ class Unmoved(Before):
 
 def fixmatch(
     before: Before,
-    operations: Limited = 2,
-    cutout: Annotated[float, In("[0, 1]")] = 0.5,
     input_max: float = 255.0,
 ) -> Augmentation:
     """Strong augmentation of FixMatch: operations of uniform strength, then a cutout.
 
     Args:
         before: view before the operations.
-        operations: random operations per image.
-        cutout: largest side of the cutout, as a share of the images'.
         input_max: largest stored value.
     """
-    return _strong(policies.fixmatch(operations, cutout), before, input_max)
+    return _strong(policies.fixmatch(), before, input_max)
 
 
-def fedmatch(before: Unmoved, operations: Limited = 6, input_max: float = 255.0) -> Augmentation:
+def fedmatch(before: Unmoved, input_max: float = 255.0) -> Augmentation:
     """RandAugment of FedMatch's published code: six weak operations, rotation by up to 160 degrees
     among them.
 
     Args:
         before: view before the operations.
-        operations: random operations per image.
         input_max: largest stored value.
     """
-    return _strong(policies.fedmatch(operations), before, input_max)
+    return _strong(policies.fedmatch(), before, input_max)
 
 
-def fl2(before: Before, operations: Limited = 3, input_max: float = 255.0) -> Augmentation:
+def fl2(before: Before, input_max: float = 255.0) -> Augmentation:
     """Strong augmentation of (FL)^2's published code: three operations of uniform strength, then a
     cutout.
 
     Args:
         before: view before the operations.
-        operations: random operations per image.
         input_max: largest stored value.
     """
-    return _strong(policies.fl2(operations), before, input_max)
+    return _strong(policies.fl2(), before, input_max)
 
 
-def sage(before: Before, operations: Limited = 2, input_max: float = 255.0) -> Augmentation:
+def sage(before: Before, input_max: float = 255.0) -> Augmentation:
     """Strong augmentation of SAGE's published code: two operations at nine levels, then a cutout of
     half the side.
 
     Args:
         before: view before the operations.
-        operations: random operations per image.
         input_max: largest stored value.
     """
-    return _strong(policies.levelled(operations, whole_pixels=True), before, input_max)
+    return _strong(policies.levelled(whole_pixels=True), before, input_max)
 
 
-def fedrgd(before: Before, operations: Limited = 2, input_max: float = 255.0) -> Augmentation:
+def fedrgd(before: Before, input_max: float = 255.0) -> Augmentation:
     """Strong augmentation of FedRGD's published code: SAGE's, with translations as shares of the
     side.
 
     Args:
         before: view before the operations.
-        operations: random operations per image.
         input_max: largest stored value.
     """
-    return _strong(policies.levelled(operations, whole_pixels=False), before, input_max)
+    return _strong(policies.levelled(whole_pixels=False), before, input_max)
 
 
 def _strong(policy: policies.Policy, before: Before, input_max: float) -> Augmentation:

@@ -38,13 +38,11 @@ class Shift:
 
     Attributes:
         pixels: largest shift, >= 0 and smaller than the images.
-        fill: what comes in at the border: the image mirrored about its edge pixels, or `value`.
-        value: stored value for `fill="constant"`.
+        fill: what comes in at the border: the image mirrored about its edge pixels, or 0.
     """
 
     pixels: Annotated[int, Whole(0, 1000)] = 2
     fill: Literal["reflect", "constant"] = "reflect"
-    value: Annotated[float, In("(-inf, inf)")] = 0.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,20 +99,16 @@ def rotate(degrees: Annotated[float, In("[0, 180]")] = 20.0) -> Augmentation:
 
 
 def translate(
-    share: Annotated[float, In("[0, 1]")] = 0.125,
     flip: bool = True,
-    value: Annotated[float, In("[0, 1]")] = 0.5,
     input_max: float = 255.0,
 ) -> Augmentation:
-    """Translate by any part of the side up to `share` in each direction, linear between pixels,
-    and flip.
+    """Translate by any part of an eighth of the side in each direction, linear between pixels, and
+    flip; grey comes in at the border.
 
     The weak view of FixMatch in ProtoFSSL's baselines.
 
     Args:
-        share: largest translation, in [0, 1].
         flip: mirror every second image on average.
-        value: what comes in at the border, as a share of `input_max`.
         input_max: largest stored value.
     """
 
@@ -124,8 +118,8 @@ def translate(
         if flip:
             moved = _flipped(key, moved)
         for axis, name in ((1, "down"), (2, "right")):
-            offset = _uniform(key, name, len(images), share * images.shape[axis])
-            moved = slide(moved, offset, axis, value * input_max)
+            offset = _uniform(key, name, len(images), 0.125 * images.shape[axis])
+            moved = slide(moved, offset, axis, 0.5 * input_max)
         return rounded(moved, images.dtype)
 
     return augment
@@ -283,7 +277,7 @@ def _crop(key: PRNGKey, images: Stored, by: Shift, flip: Array | None = None) ->
         return moved
     inside_rows = (rows >= 0) & (rows < height)
     inside = inside_rows[:, :, None] & ((columns >= 0) & (columns < width))[:, None, :]
-    return jnp.where(inside[..., None], moved, jnp.asarray(by.value, images.dtype))
+    return jnp.where(inside[..., None], moved, jnp.zeros((), images.dtype))
 
 
 def _reflect(position: Int[Array, "n s"], size: int) -> Int[Array, "n s"]:

@@ -370,47 +370,39 @@ def read_proportions(
     path = Path(path).expanduser()
     frame = read_table(path)
     wanted = ["client", "set", *class_names]
-    needs = f"The first line must hold: {','.join(wanted)}; classes are named as in the dataset"
-    for name in [one for one in (*frame, *wanted) if (one in frame) != (one in wanted)]:
-        if name in frame:
-            raise ValueError(
-                f"{path}: unknown column {name!r}.{did_you_mean(name, wanted)} {needs}"
-            )
-        raise ValueError(f"{path}: column {name!r} is missing. {needs}")
+    if {*frame} != {*wanted}:
+        raise ValueError(
+            f"{path} has the columns {', '.join(frame)}; needed are {', '.join(wanted)}, where "
+            "classes are named as in the dataset"
+        )
     there = np.unique(client)
     places = {str(client_names[number]): place for place, number in enumerate(there)}
-    known = {*zip(client.tolist(), sets.tolist(), strict=True)}
-    table = np.zeros((len(there), int(sets.max(initial=0)) + 1, len(class_names)))
+    pairs = zip(client.tolist(), sets.tolist(), strict=True)
+    needed = {(str(client_names[one]), str(number)) for one, number in pairs if number >= 0}
+    keys = frame[["client", "set"]].map(in_one_form).itertuples(index=False, name=None)
     values = np.stack([as_numbers(frame[name]) for name in class_names], axis=1)
-    rows = zip(frame.index, frame["client"], frame["set"], values, strict=True)
-    for where, client_text, set_text, given in rows:
-        name, number = map(in_one_form, (client_text, set_text))
-        if name not in places:
-            raise ValueError(
-                f"{where}: unknown client {name!r}.{did_you_mean(name, places)} Clients with "
-                f"training examples: {', '.join(list(places)[:20])}"
-            )
-        if not number.isdigit() or (there[places[name]], int(number)) not in known:
-            raise ValueError(
-                f"{where}: client {name!r} has no training example in set {number!r}; sets are "
-                "whole numbers, as in the column or array `set`"
-            )
-        place = places[name], int(number)
-        if table[place].any():
-            raise ValueError(f"{where}: client {name!r}, set {number} has a line already")
+    table = np.zeros((len(there), int(sets.max(initial=0)) + 1, len(class_names)))
+    found = set()
+    for where, key, given in zip(frame.index, keys, values, strict=True):
+        begin = f"{where}: client {key[0]!r}, set {key[1]}"
+        if key not in needed:
+            hint = did_you_mean(key[0], places) if key[0] not in places else ""
+            raise ValueError(f"{begin} has no training example.{hint}")
+        if key in found:
+            raise ValueError(f"{begin} has a line already")
         # a share that is no number is NaN, which compares as false
         if not ((given >= 0).all() and abs(given.sum() - 1) <= TOLERANCE):
             raise ValueError(
-                f"{where}: class shares are {given.tolist()} and sum to {given.sum():g}; they must "
-                "be numbers of at least 0 that sum to 1"
+                f"{begin} has the class shares {given.tolist()}, which sum to {given.sum():g}; "
+                "they must be numbers of at least 0 that sum to 1"
             )
-        table[place] = given / given.sum()
-    for number, place in sorted(known):
-        if place >= 0 and not table[np.searchsorted(there, number), place].any():
-            raise ValueError(
-                f"{path} has no line for client {client_names[number]!r}, set {place}, which has "
-                "training examples; add its class shares, or give these examples the set -1"
-            )
+        found.add(key)
+        table[places[key[0]], int(key[1])] = given / given.sum()
+    if missing := sorted(needed - found):
+        raise ValueError(
+            f"{path} has no line for client {missing[0][0]!r}, set {missing[0][1]}, which has "
+            "training examples; add its class shares, or give these examples the set -1"
+        )
     return table
 
 

@@ -124,8 +124,8 @@ def test_no_shift_and_constant_value():
     np.testing.assert_array_equal(
         augmentation("shift", pixels=0)(jax.random.key(0), images), images
     )
-    augment = augmentation("shift", pixels=6, fill="constant", value=7)
-    assert set(np.unique(augment(jax.random.key(0), jnp.zeros_like(images)))) == {0, 7}
+    augment = augmentation("shift", pixels=6, fill="constant")
+    assert set(np.unique(augment(jax.random.key(0), jnp.ones_like(images)))) == {0, 1}
 
 
 @pytest.mark.thorough
@@ -184,9 +184,7 @@ def test_rotation_is_about_the_centre_within_the_given_angle():
 @pytest.mark.parametrize("name", STRONG)
 def test_shape_and_type_stay(name):
     for images in (IMAGES, IMAGES[..., :1].astype(np.float32), IMAGES[:1], IMAGES[:0]):
-        result = jax.eval_shape(
-            augmentation(name, operations=len(images) % 3), jax.random.key(0), images
-        )
+        result = jax.eval_shape(augmentation(name), jax.random.key(0), images)
         assert (result.shape, result.dtype) == (images.shape, images.dtype)
 
 
@@ -221,7 +219,7 @@ def test_names_with_commas_between_are_a_chain() -> None:
         expected = link(jax.random.fold_in(key, place), expected)
     expected = augmentation("shift", pixels=1)(jax.random.fold_in(key, 2), expected)
     np.testing.assert_array_equal(chain(key, images), expected)
-    assert set(AUGMENTATIONS.options("rotate,translate")) == {"degrees", "share", "flip", "value"}
+    assert set(AUGMENTATIONS.options("rotate,translate")) == {"degrees", "flip"}
     assert AUGMENTATIONS.takes("rotate,translate", "input_max")
     with pytest.raises(ValueError, match="Did you mean 'flip'"):
         augmentation("rotate,flp")

@@ -26,10 +26,10 @@ COLOUR = np.concatenate(
 ).astype(np.uint8)
 GREY = np.ascontiguousarray(COLOUR[..., :1])
 EVERY = {
-    "fedmatch": policies.fedmatch(6),
-    "fixmatch": policies.fixmatch(2),
-    "sage": policies.levelled(2, whole_pixels=True),
-    "fedrgd": policies.levelled(2, whole_pixels=False),
+    "fedmatch": policies.fedmatch(),
+    "fixmatch": policies.fixmatch(),
+    "sage": policies.levelled(whole_pixels=True),
+    "fedrgd": policies.levelled(whole_pixels=False),
 }
 ENTRIES = 20  # the most that are compared per operation, spread over its levels and signs
 # Levels by which an operation may be off. Autocontrast: a whole quotient comes out one lower in

@@ -22,7 +22,7 @@ MOST = 20_000
 @pytest.fixture(scope="module")
 def drawn():
     """What fedmatch's policy draws for many images, each its own."""
-    policy = policies.fedmatch(6)
+    policy = policies.fedmatch()
     return policy, jax.device_get(
         jax.jit(lambda key: draw(key, policy, MOST, MOST))(jax.random.key(3))
     )
@@ -70,7 +70,7 @@ def test_six_operations_do_nothing_as_often_as_published(drawn):
 
 def test_first_entries_change_nothing():
     """Index 0 of every table, and index 1 of posterize."""
-    policy = policies.fedmatch(6)
+    policy = policies.fedmatch()
     planes = np.moveaxis(IMAGES, -1, 1).astype(np.float32)
     steps = [branch(choice, 8, 7, 3) for choice in policy.choices if choice.amounts]
     posterize = next(c for c in policy.choices if c.operation == "posterize")
@@ -103,9 +103,9 @@ def test_a_constant_image_stays_under_operations_that_stretch_or_blend():
 @pytest.mark.parametrize(
     ("policy", "operations", "levels", "chance"),
     [
-        (policies.levelled(2, True), 14, 9, 0.5),
-        (policies.fixmatch(2), 14, policies.LEVELS, 1.0),
-        (policies.fl2(3), 14, policies.LEVELS, 1.0),
+        (policies.levelled(True), 14, 9, 0.5),
+        (policies.fixmatch(), 14, policies.LEVELS, 1.0),
+        (policies.fl2(), 14, policies.LEVELS, 1.0),
     ],
 )
 def test_every_policy_draws_uniformly(policy, operations, levels, chance):
@@ -126,8 +126,8 @@ def test_tables_hold_the_published_strengths():
             c.amounts for c in (*policy.choices, policy.cutout) if c and c.operation == name
         )
 
-    fedmatch = policies.fedmatch(6)
-    sage = policies.levelled(2, True)
+    fedmatch = policies.fedmatch()
+    sage = policies.levelled(True)
     np.testing.assert_allclose(
         amounts(fedmatch, "solarize"), [256, 253.22, 250.44, 247.67, 244.89], atol=0.005
     )
@@ -138,12 +138,12 @@ def test_tables_hold_the_published_strengths():
     )
     assert amounts(sage, "translate_x") == (0, 1, 2, 3, 4, 5, 6, 7, 8)
     assert amounts(sage, "posterize") == (4, 4, 5, 5, 6, 6, 6, 7, 7)
-    for policy in (policies.fixmatch(2), policies.fl2(3)):
+    for policy in (policies.fixmatch(), policies.fl2()):
         turn = amounts(policy, "rotate")
         factor = amounts(policy, "contrast")
         assert -30 < turn[0] < -29.9 < 29.9 < turn[-1] < 30 and 0.05 < factor[0] < factor[-1] < 0.95
-    assert set(amounts(policies.fl2(3), "posterize")) == {4, 5, 6, 7}
-    assert set(amounts(policies.fixmatch(2), "posterize")) == {4, 5, 6, 7, 8}
+    assert set(amounts(policies.fl2(), "posterize")) == {4, 5, 6, 7}
+    assert set(amounts(policies.fixmatch(), "posterize")) == {4, 5, 6, 7, 8}
 
 
 def small(groups, number=3):
