@@ -16,7 +16,7 @@ from fedjax_ssl.errors import check_known
 # Sizes for datasets that are the user's own files.
 NAME = "experiments.papers.stand_in:stand_in"
 _OWN = Facts(800, 200, (32,), 10, clients=2)
-_STEP = 13  # bytes between two images, which overlap in memory: any number of them takes little
+_STEP = 13  # bytes between two images, which overlap in memory, so any number of them takes little
 _BYTES = 1 << 28  # bytes of the inputs, at most, if the number of examples is not given
 
 
@@ -30,12 +30,11 @@ def stand_in(
     """Draw random examples; there is nothing to learn from them.
 
     Args:
-        like: name of another dataset, whose facts are taken. Data of a user's own are taken to have
-            32 features.
-        size: side of the images, in pixels; by default that of the other dataset.
-        num_classes: by default those of the other dataset.
-        examples: training examples; by default as many as there, or as fit into 256 MB. At most
-            half have no label.
+        like: name of another dataset, whose facts are used. A user's own data count as 32 features.
+        size: side of the images, in pixels; by default the other dataset's.
+        num_classes: number of classes; by default the other dataset's.
+        examples: training examples; by default as many as in the other dataset, or as fit into 256
+            MB. At most half of them have no label.
 
     Returns:
         Dataset named "stand_in", with classes of equal size in random order.

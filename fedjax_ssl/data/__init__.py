@@ -1,5 +1,5 @@
-"""Data: sources, partitions, supervision, augmentation; everything ends as `FederatedData` on
-the device.
+"""Data: sources, partitions, supervision and augmentation; the result is a `FederatedData` on the
+device.
 """
 
 # For users who run mypy --strict.

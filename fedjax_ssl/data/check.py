@@ -23,30 +23,29 @@ if TYPE_CHECKING:  # takes long to import
     import pandas
 
 MANY_CLASSES = 20
-FEW_CODES = 6  # whole numbers of a column, of which so many may be codes
+FEW_CODES = 6  # columns with at most this many different whole numbers may hold codes
 
 
 class Checked(NamedTuple):
     """The result of a check."""
 
     source: str  # a name of `fedjax_ssl.data.SOURCES`
-    dataset: Dataset | None  # None where there are problems
-    problems: Names  # faults that keep it from being used
+    dataset: Dataset | None  # None if there are problems
+    problems: Names  # faults that prevent its use
     notes: Names  # skipped parts, and oddities
     standardize: bool = False  # inputs should be standardized by client
 
 
 def check(path: Path | str, source: str | None = None, **options: Any) -> Checked:
-    """Read a user's own data, and tell their content and every fault in it.
+    """Read a user's own data, and report their content and every fault in them.
 
-    What was read is kept, so that a run that follows starts at once.
+    The converted data are kept, so a later run starts at once.
 
     Args:
         path: a folder of images, a table of images or of
             features (CSV, Parquet), or an `.npz` file.
-        source: "folder", "table", "npz" or "features"; by default what `path` looks
-            like.
-        **options: of the source, and root.
+        source: "folder", "table", "npz" or "features"; by default chosen by `path`.
+        **options: options of the source, and root.
 
     Raises:
         DatasetUnavailable: `path` is not there.
@@ -68,7 +67,7 @@ def check(path: Path | str, source: str | None = None, **options: Any) -> Checke
 
 
 def source_of(path: Path, file_column: str = "file") -> str:
-    """Choose the source that reads a path: a table with a column for the file is one of images.
+    """Choose the source that reads a path; a table with a column for the file is a table of images.
 
     Raises:
         DatasetUnavailable: nothing is there.
@@ -92,7 +91,7 @@ def source_of(path: Path, file_column: str = "file") -> str:
 
 
 def remarks(dataset: Dataset) -> list[str]:
-    """Find oddities in a dataset that can be trained on, a sentence each."""
+    """Find oddities in a dataset that does not prevent training, a sentence each."""
     import pandas
 
     frame = examples(dataset)
@@ -123,7 +122,9 @@ def examples(dataset: Dataset) -> "pandas.DataFrame":
 
 
 def _labels(frame: "pandas.DataFrame") -> Iterator[str]:
-    """Find classes with no label or a single one in training, and more classes than labels bear."""
+    """Find classes with no label or a single one in training, and classifications with almost as
+    many classes as labels.
+    """
     counts = frame.loc[frame["split"] == "train", "label"].value_counts(sort=False)
     for few, text in ((0, "no labelled training example"), (1, "one labelled training example")):
         chosen = list(counts.index[counts == few])
@@ -156,7 +157,7 @@ def _words(inputs: "pandas.DataFrame") -> Iterator[str]:
 
 
 def _alike(what: str, times: "pandas.Series") -> Iterator[str]:
-    """Find names that differ by capitals, blanks, punctuation or what nobody sees."""
+    """Find names that differ only by capitals, blanks, punctuation or invisible characters."""
     times = times.sort_values(ascending=False, kind="stable")
     for _, alike in times.groupby(times.index.map(_plain), observed=True):
         for name, count in alike.iloc[1:].items():
@@ -167,8 +168,9 @@ def _alike(what: str, times: "pandas.Series") -> Iterator[str]:
 
 
 def _plain(name: str) -> str:
-    """Write a name without capitals, blanks, hyphens, punctuation and invisible characters; signs
-    stay, which may be all that differs (">50K" and "<=50K"), and what stands between digits.
+    """Write a name without capitals, blanks, hyphens, punctuation and invisible characters. Signs
+    are kept, because names may differ by them alone (">50K" and "<=50K"), and so is punctuation
+    between digits.
     """
     other = r"(?:[^\w+<>=≤≥]|_)"
     text = unicodedata.normalize("NFKC", name).casefold()
@@ -193,7 +195,7 @@ def _constant(inputs: "pandas.DataFrame") -> Iterator[str]:
 
 
 def _codes(inputs: "pandas.DataFrame") -> Iterator[str]:
-    """Find columns of few whole numbers, which may be codes."""
+    """Find columns with few different whole numbers, which may be codes."""
     most = min(FEW_CODES, len(inputs) // 5)
     few = {
         name: values.astype(int).tolist()

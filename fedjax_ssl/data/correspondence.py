@@ -55,8 +55,8 @@ class Correspondence(NamedTuple):
 
 
 _LETTERS = len(string.ascii_uppercase)
-# Names of the coarse classes, and the coarse class of every class; "identity" is for any number of
-# classes.
+# Names of the coarse classes, and the coarse class of every class; "identity" works for any number
+# of classes.
 _TABLE: dict[str, tuple[Sequence[str], Sequence[int]]] = {
     "parity": (("even", "odd"), [label % 2 for label in range(10)]),
     # By the strokes of the printed digit: 1, 4, 7 are straight, 2 and 5 have strokes of both kinds.
@@ -86,7 +86,7 @@ def correspondence(name: str, num_classes: int) -> Correspondence:
         Matrix [J, K] of 0 and 1, and J names.
 
     Raises:
-        ValueError: an unknown name, or a number of classes that the correspondence is not made for.
+        ValueError: an unknown name, or a number of classes that does not fit the correspondence.
     """
     check_known("correspondence", name, CORRESPONDENCES)
     table = {
@@ -106,8 +106,8 @@ def correspondence(name: str, num_classes: int) -> Correspondence:
 
 
 def overlapping(matrix: Float[np.ndarray, "J K"], epsilon: float) -> Float[np.ndarray, "J K"]:
-    """Return coarse classes that overlap: (1 - epsilon) M + epsilon / J, so that every label
-    goes with every class.
+    """Return overlapping coarse classes, (1 - epsilon) M + epsilon / J, so that every label is
+    possible for every class.
 
     Args:
         matrix: M, columns sum to 1.

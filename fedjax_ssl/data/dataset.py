@@ -1,4 +1,4 @@
-"""Datasets: the arrays that every source gives, on the host, checked once where they are made."""
+"""Datasets: the arrays that every source returns, on the host, checked once when they are made."""
 
 import functools
 import hashlib
@@ -13,16 +13,16 @@ import numpy as np
 from fedjax_ssl.objectives.channel_checks import check_correspondence
 
 Names = tuple[str, ...]
-# Up to so many bytes of inputs, an example is known by all of its bytes; beyond, by a block of
-# these in its middle.
+# Inputs up to this many bytes are identified by all their bytes; larger ones by a block of each
+# example in the middle.
 KNOWN_WHOLE = 1 << 30
 KNOWN_BLOCK = 1 << 12
-_BLOCK = 1 << 22  # values that are looked at at once
+_BLOCK = 1 << 22  # values that are checked at once
 
 
 def distinct(values: np.ndarray) -> np.ndarray:
-    """List the different values, sorted: `np.unique` of NumPy 2.4 takes a hundred times as long
-    for a million.
+    """Return the different values, sorted; `np.unique` of NumPy 2.4 takes a hundred times as long
+    for a million values.
     """
     values = np.sort(values)
     return values[np.append(True, values[1:] != values[:-1])[: len(values)]]
@@ -39,7 +39,7 @@ def rows_of(clients: Sequence[Any]) -> dict[Any, np.ndarray]:
 def in_one_form(text: str) -> str:
     """Write a name in one form: 7 for "7.0", "+7" and " 7", accents as one letter.
 
-    Spreadsheets add ".0" to whole numbers of a column in which a cell is empty.
+    Spreadsheets add ".0" to whole numbers if a cell of the column is empty.
     """
     plain = unicodedata.normalize("NFC", text.strip())
     return re.sub(r"^\+?(-?\d+)(\.0*|,00?)?$", r"\1", plain)
@@ -49,7 +49,7 @@ def check_finite(name: str, values: np.ndarray) -> None:
     """Refuse NaN and infinity in a floating-point array; integer arrays always pass.
 
     Args:
-        name: what the message calls the array.
+        name: name of the array in the message.
         values: [n, ...].
 
     Raises:
@@ -58,7 +58,7 @@ def check_finite(name: str, values: np.ndarray) -> None:
     """
     if not np.issubdtype(values.dtype, np.floating):
         return
-    # in blocks, as inputs may be memory-mapped
+    # In blocks, because inputs may be memory-mapped.
     rows_at_once = max(_BLOCK // max(values[:1].size, 1), 1)
     starts = range(0, len(values), rows_at_once)
     if all(np.isfinite(values[start : start + rows_at_once]).all() for start in starts):
@@ -77,7 +77,7 @@ def check_labels(name: str, labels: np.ndarray, num_classes: int) -> None:
     """Refuse labels outside -1 .. num_classes - 1.
 
     Args:
-        name: what the message calls the array.
+        name: name of the array in the message.
         labels: [n] integers, -1 = no label.
         num_classes: number of classes.
 
@@ -111,13 +111,13 @@ def _as_inputs(values: Any) -> np.ndarray:
             f"Split.x has dtype {values.dtype}; allowed are uint8 (images as stored) and floating "
             "point."
         )
-    # Half precision in a file stays there: as single precision it would be read whole.
+    # Half precision in a file is not converted: it would then be read into memory.
     as_stored = values.dtype == np.uint8 or (values.dtype == np.float16 and is_mapped(values))
     return values if as_stored else values.astype(np.float32, copy=False)
 
 
 def is_mapped(array: Any) -> bool:
-    """Tell whether an array lies in a file that is memory-mapped."""
+    """Return whether an array is in a memory-mapped file."""
     while isinstance(array, np.ndarray):
         if isinstance(array, np.memmap):
             return True
@@ -126,7 +126,7 @@ def is_mapped(array: Any) -> bool:
 
 
 class StoredViews(NamedTuple):
-    """Numbers of views that a dataset holds of an example, beside the example as it is."""
+    """Numbers of stored views of an example, besides the example itself."""
 
     weak: int
     strong: int
@@ -156,12 +156,12 @@ def _as_ids(name: str, values: Any, length: int) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Reading:
-    """Conversion of files to inputs, so that new files are read alike; fields of subclasses fit
-    into JSON.
+    """Conversion of files to inputs, which new files get too; fields of subclasses fit into
+    JSON.
     """
 
     def as_json(self) -> dict[str, Any]:
-        """Give what `fedjax_ssl.data.reading.cache.reading_from_json` takes."""
+        """Return the value that `fedjax_ssl.data.reading.cache.reading_from_json` takes."""
         return {"kind": type(self).__name__, **asdict(self)}
 
 
@@ -183,11 +183,12 @@ class Split:
     coarse: np.ndarray | None = None
     # ^ int32 [n], label in a second, mostly coarser space, -1 = none exists
     set: np.ndarray | None = None
-    # ^ int32 [n], numbered from 0 within the natural client, -1 = in none
+    # ^ int32 [n], number of the set within the natural client, from 0; -1 = in none
     names: np.ndarray | None = None
     # ^ str [n], file or line that each example comes from: "north/ill/03.png"
     group: np.ndarray | None = None
-    # ^ int32 [n], patient or the like, on one side of every split; negative = in none
+    # ^ int32 [n], for example the patient; a group stays on one side of every split; negative = in
+    # none
 
     def __post_init__(self) -> None:
         x = _as_inputs(self.x)
@@ -231,16 +232,16 @@ class Dataset:
         2
     """
 
-    name: str  # it was loaded by
+    name: str  # name by which it was loaded
     train: Split  # at least one example
     test: Split | None
-    # ^ examples of the same shape, or None where the source has no split of its own
+    # ^ examples of the same shape, or None if the source has no test split
     class_names: Names  # K names; class k is labelled k
     client_names: Names | None = None
     # ^ names of natural clients; client i of both splits is client_names[i]
     input_max: float = 255.0  # the stored value that maps to 1.0
     # Per channel of images or feature of vectors (or one for all), on the scale where input_max is
-    # 1.0; None: not known; a mean of (0,) and a deviation of (1,): inputs are not standardized, by
+    # 1.0. None: unknown. A mean of (0,) and a deviation of (1,): inputs are not standardized, by
     # convention.
     mean: tuple[float, ...] | None = None
     std: tuple[float, ...] | None = None  # positive
@@ -253,12 +254,12 @@ class Dataset:
     # increasing order of client; rows sum to 1, or are 0 on padding. None: nobody knows them.
     set_shares: np.ndarray | None = None
     reading: Reading | None = None
-    # ^ says how files became inputs; None: they were arrays, or nobody knows it
+    # ^ conversion of files to inputs; None: inputs were arrays, or it is unknown
     views: StoredViews | None = None
-    # ^ inputs are [n, 1 + weak + strong, features]: as they are, weak views, strong views; methods
+    # ^ inputs are [n, 1 + weak + strong, features]: the example, weak views, strong views; methods
     # draw views from these. None: inputs have no such axis
     extra: Mapping[str, Any] = field(default_factory=dict)
-    # ^ source-specific, such as the options it was made with
+    # ^ source-specific facts, such as the source's options
 
     def __post_init__(self) -> None:
         where = f"Dataset {self.name!r}:"
@@ -336,22 +337,22 @@ class Dataset:
                 f"{num_clients} clients and {self.num_classes} classes."
             )
         totals = shares.sum(axis=2)
-        # A NaN compares as false, so that it is found too.
+        # A NaN compares as false, so it is found too.
         if not ((shares >= 0).all() and ((np.abs(totals - 1) < 1e-5) | (totals == 0)).all()):
             raise ValueError(
                 f"{name}: the shares of every set must be at least 0 and sum to 1 (or all be 0)."
             )
 
     def splits(self) -> dict[str, Split]:
-        """Give the splits that there are, "train" and "test"."""
+        """Return the existing splits, "train" and "test"."""
         return {"train": self.train} | ({} if self.test is None else {"test": self.test})
 
     @functools.cached_property
     def example_ids(self) -> np.ndarray:
         """Hash every example's input as stored, uint64 [N], training examples first.
 
-        The hash is BLAKE2b with 8 bytes, little-endian. Of inputs above 1 GiB together, a block in
-        the middle of each stands for it.
+        The hash is BLAKE2b with 8 bytes, little-endian. If all inputs together exceed 1 GiB, a
+        block in the middle of each example is hashed.
         """
         arrays = [split.x for split in self.splits().values()]
         found = []
@@ -368,17 +369,17 @@ class Dataset:
 
     @property
     def num_classes(self) -> int:
-        """Count the classes, K."""
+        """Number of classes, K."""
         return len(self.class_names)
 
     @property
     def input_shape(self) -> tuple[int, ...]:
-        """Give the shape of one example, as networks see it."""
+        """Shape of one example, as networks see it."""
         return self.train.x.shape[1 if self.views is None else 2 :]
 
 
 def with_pooled_splits(dataset: Dataset) -> Dataset:
-    """Put a dataset's own test examples after its training examples, for runs that hold out their
+    """Append a dataset's own test examples to its training examples, for runs that hold out their
     own (FedMatch).
 
     Raises:

@@ -1,6 +1,4 @@
-"""Fingerprints of data: arrays and files are known by their content, not by their time of
-change.
-"""
+"""Fingerprints of data: arrays and files are identified by content, not by modification time."""
 
 import hashlib
 from collections.abc import Iterable
@@ -11,16 +9,17 @@ import numpy as np
 
 from fedjax_ssl.data.dataset import Dataset, Split
 
-MOST = 1 << 28  # bytes that are read of an array, or of all files together
-# evenly spaced blocks that are read of what is larger, and their least bytes
+MOST = 1 << 28  # bytes that are read of an array, or of all files together, at most
+# Evenly spaced blocks that are read of larger data, and their least bytes.
 _BLOCKS = 256
 _LEAST = 1 << 12
-_NAMED = {"inputs": "x", "labels": "y", "clients": "client"}  # by fields of a `Split`
+# names in a fingerprint, for fields of `Split`
+_NAMED = {"inputs": "x", "labels": "y", "clients": "client"}
 
 
 def fingerprint(dataset: Dataset) -> dict[str, int | str]:
-    """Compute the fingerprint of a dataset: numbers of examples, and digests of everything that
-    a run reads of it.
+    """Compute the fingerprint of a dataset: numbers of examples, and digests of everything that a
+    run reads.
 
     Returns:
         "training_examples" and "test_examples"; digests of "inputs", "labels", "clients", and of
@@ -54,10 +53,10 @@ def of_files(files: Iterable[Path]) -> str:
 
 
 def of_arrays(arrays: Iterable[np.ndarray | None], most: int = MOST) -> str:
-    """Compute a digest of shapes, types and bytes of arrays, of which `most` bytes each are read.
+    """Compute a digest of shapes, types and bytes of arrays; at most `most` bytes of each are read.
 
-    The size alone decides what is read: what is in memory when it is made is mapped from the disk
-    when it is opened.
+    Only the size decides which bytes are read, because an array in memory may later be opened as a
+    mapped file.
     """
     found = hashlib.blake2b(digest_size=8)
     for values in arrays:

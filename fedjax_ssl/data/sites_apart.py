@@ -1,5 +1,5 @@
 """Sites whose inputs differ by more than their examples do, as scanners and units make them, and
-what helps: said alike by `data check`, runs, sweeps and reports.
+the remedy; the same sentence in `data check`, runs, sweeps and reports.
 """
 
 from collections.abc import Mapping
@@ -11,19 +11,18 @@ if TYPE_CHECKING:  # brings jax, which a report does not need
     from fedjax_ssl.data.dataset import Dataset
 
 ALIKE = "--data.standardize=client makes them alike"
-# Sites differ where their means lie as far apart as examples of a site do, in deviations.
+# Sites differ if their means are as far apart as examples of one site, in deviations.
 APART = 1.0
-FEWEST = 8  # examples of a site, of which fewer have no mean worth a word
-MOST = 1000  # examples of a site that are looked at, evenly spaced
+FEWEST = 8  # fewest examples of a site for a meaningful mean
+MOST = 1000  # examples of a site that are compared, evenly spaced
 
 
 class Apart(NamedTuple):
     """Difference between sites.
 
-    Attributes:
-        sentence: where they differ most, and what makes them alike.
-        by_client: whether standardizing by client is right: every site with labels has several
-            classes, so that the difference is not that of the classes.
+    Attributes: sentence: the largest difference, and the remedy. by_client: whether standardizing
+    by client is right, that is, every site with labels has several classes, so that the difference
+    is not due to classes.
     """
 
     sentence: str
@@ -31,10 +30,10 @@ class Apart(NamedTuple):
 
 
 def remedy(config: Mapping[str, Any]) -> str:
-    """Name the setting that helps a model that predicts one class.
+    """Return the setting that helps a model that predicts a single class.
 
     Args:
-        config: of its run, as a dictionary or like one.
+        config: config of its run, as a mapping.
     """
     longer = "train longer, or at another learning rate"
     natural = config["partition"].get("name") == "natural"
@@ -47,8 +46,8 @@ def remedy(config: Mapping[str, Any]) -> str:
 
 
 def sites_apart(dataset: "Dataset") -> Apart | None:
-    """Find sites whose images differ in brightness, or whose features differ in size; None where
-    they do not.
+    """Find sites whose images differ in brightness, or whose features differ in size; None if there
+    are none.
     """
     from fedjax_ssl.data.dataset import distinct
 

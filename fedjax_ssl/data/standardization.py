@@ -14,8 +14,8 @@ from fedjax_ssl.data.reading.table_reading import TableReading
 from fedjax_ssl.errors import counted
 
 STANDARDIZATIONS = ("auto", "dataset", "train", "client", "none")
-BLOCK_VALUES = 1 << 22  # values that are taken to float64 at once
-_WITH_VIEWS = 3  # axes of features that have stored views
+BLOCK_VALUES = 1 << 22  # values converted to float64 at once
+_WITH_VIEWS = 3  # axes of features with stored views
 
 
 def standardized(
@@ -25,32 +25,32 @@ def standardized(
     std: Sequence[float] | None = None,
     left_out: int | str | None = None,
 ) -> tuple[Dataset, str]:
-    """Give a dataset the mean and deviation that its inputs are standardized by.
+    """Set the mean and deviation by which a dataset's inputs are standardized.
 
-    Statistics of the training examples are those of `dataset.train`, every example counted once:
-    with a label or without, of all clients but the one that is left out, and also those that a run
-    draws from them for test or validation, since the statistics belong to the dataset and not to
-    the split of one seed. The source's own test split is never looked at.
+    Statistics of the training examples are over `dataset.train`. Every example counts once, with or
+    without a label, for all clients except the one left out. Examples that a run draws for test or
+    validation count too, because the statistics belong to the dataset and not to the split of one
+    seed. The source's own test split never counts.
 
     Args:
-        dataset: as a source gives it.
+        dataset: dataset from a source.
         by: "dataset": the statistics that come with it. "train": mean and population deviation of
             its training examples, per channel of images [n, H, W, C] and per feature of vectors [n,
             features], in float64; a constant channel or feature has the deviation 1. "auto":
             "dataset" if it has statistics, else "train". "client": mean and sample deviation of
             every client's own training examples, also for its test examples. "none": inputs are
             divided by `input_max` and that is all.
-        mean: in place of the dataset's, per channel or feature or one for all, on the scale where
-            input_max is 1.0.
+        mean: mean in place of the dataset's, per channel or feature or one for all, on the scale
+            where input_max is 1.0.
         std: likewise.
         left_out: the natural client that is the test set, as `federate` takes it.
 
     Returns:
-        The dataset, and a sentence for the log that says what was done.
+        The dataset, and a sentence for the log.
 
     Raises:
-        ValueError: an unknown `by`, statistics that the dataset does not have, or given ones that
-            have no use.
+        ValueError: an unknown `by`, statistics that the dataset lacks, or given ones without
+            effect.
     """
     if by not in STANDARDIZATIONS:
         raise ValueError(f"standardize is {by!r}; allowed: {', '.join(STANDARDIZATIONS)}")
@@ -91,12 +91,11 @@ def standardized(
 def for_prediction(
     dataset: Dataset, mean: Sequence[float] | None = None, std: Sequence[float] | None = None
 ) -> tuple[Dataset, str]:
-    """Give a dataset the mean and deviation of inputs that are predicted, where these differ from
-    training's.
+    """Set the mean and deviation of inputs to predict, if these differ from training's.
 
     Args:
-        dataset: with those of training.
-        mean: in place of training's.
+        dataset: dataset with the mean and deviation of training.
+        mean: mean in place of training's.
         std: likewise.
 
     Returns:
@@ -128,12 +127,12 @@ def _replaced(
 def _counted(
     dataset: Dataset, left_out: int | str | None
 ) -> tuple[Int[np.ndarray, " m"] | None, str]:
-    """Choose the rows that count in statistics, None: all; and name the client left out."""
+    """Return the rows that count in statistics (None: all), and the name of the client left out."""
     if left_out is None or dataset.train.client is None:
         return None, ""
     names = natural_names(dataset)
     number = client_number(names, left_out)
-    # A client that is not there is refused where the federation is made.
+    # An unknown client is refused when the federation is made.
     if number is None or len(names) < 2:
         return None, ""
     rows = np.flatnonzero(dataset.train.client != distinct(dataset.train.client)[number])
@@ -143,8 +142,8 @@ def _counted(
 def _statistics(
     inputs: Shaped[np.ndarray, "n *shape C"], input_max: float, chosen: Int[np.ndarray, " m"] | None
 ) -> tuple[Float[np.ndarray, " C"], Float[np.ndarray, " C"]]:
-    """Compute mean and deviation over all axes but the last, in two passes over blocks: inputs
-    may be memory-mapped.
+    """Compute mean and deviation over all axes but the last, in two passes over blocks, because
+    inputs may be memory-mapped.
     """
     number = len(inputs) if chosen is None else len(chosen)
     axes = tuple(range(inputs.ndim - 1))
@@ -154,7 +153,7 @@ def _statistics(
     blocks = parts if chosen is None else [chosen[part] for part in parts]
     mean = sum(inputs[rows].sum(axes, np.float64) for rows in blocks) / count
     std = np.sqrt(sum(np.square(inputs[rows] - mean).sum(axes) for rows in blocks) / count)
-    # Not a deviation of 0: the mean of equal values may be off by a rounding error.
+    # Not by a deviation of 0: the mean of equal values may have a rounding error.
     lowest = np.min([inputs[rows].min(axes) for rows in blocks], axis=0)
     constant = lowest == np.max([inputs[rows].max(axes) for rows in blocks], axis=0)
     return mean / input_max, np.where(constant, 0.0, std / input_max)
@@ -165,16 +164,16 @@ def statistics_of(
     input_max: float,
     rows: Int[np.ndarray, " m"] | None = None,
 ) -> tuple[dict[str, list[float]], Bool[np.ndarray, " C"]]:
-    """Compute what a client's inputs are standardized by.
+    """Compute the statistics by which a client's inputs are standardized.
 
     Args:
-        stored: inputs as the dataset has them.
+        stored: inputs as stored in the dataset.
         input_max: the stored value that maps to 1.0.
-        rows: the client's; None: all.
+        rows: rows of the client; None: all.
 
     Returns:
-        "mean" and "std", the sample deviation, per channel or feature, 1 where it does not vary;
-        and where it varies.
+        "mean" and "std", the sample deviation, per channel or feature, 1 for a constant one; and
+        the mask of those that vary.
     """
     mean, std = _statistics(stored, input_max, rows)
     count = (len(stored) if rows is None else len(rows)) * (stored[0].size // stored.shape[-1])
@@ -264,12 +263,12 @@ def normalizer(dataset: Dataset) -> Callable[[Shaped[Array, "*batch C"]], Float[
             deviation nothing is divided by.
 
     Returns:
-        fn(raw [..., C], uint8 or float) -> float32 of the same shape; of inputs [n, views, C] with
-        stored views, the examples as they are, [n, C].
+        fn(raw [..., C], uint8 or float) -> float32 of the same shape; for inputs [n, views, C] with
+        stored views, the examples themselves, [n, C].
     """
     center = np.asarray(dataset.mean or 0.0, np.float64)
     width = np.asarray(dataset.std or 1.0, np.float64)
-    # One multiplication and one addition per value, with constants worked out in double precision.
+    # One multiplication and one addition per value, with constants computed in double precision.
     scale = np.asarray(1.0 / (dataset.input_max * width), np.float32)
     offset = np.asarray(-center / width, np.float32)
 

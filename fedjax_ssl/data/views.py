@@ -1,4 +1,4 @@
-"""Views that a dataset holds beside each example, in place of augmentation: encoded images."""
+"""Stored views of each example in a dataset, in place of augmentation: encoded images."""
 
 import jax
 import jax.numpy as jnp
@@ -13,17 +13,17 @@ ENCODE = "encode them with `fedjax-ssl features CONFIG --views 4`"
 
 
 def drawn_views(views: StoredViews, strong: bool) -> Augmentation:
-    """Draw one of the stored views of every example, each as likely.
+    """Draw one of the stored views of every example, uniformly.
 
-    Where there are no weak views, the weak view is the example as it is.
+    Without weak views, the example itself is the weak view.
 
     Args:
-        views: how many there are.
-        strong: strong views, not weak ones.
+        views: numbers of views.
+        strong: draw strong views, not weak ones.
 
     Returns:
-        (key, inputs [n, 1 + weak + strong, d]) -> [n, d]. It raises ValueError where a method asks
-        for strong views and none are stored.
+        (key, inputs [n, 1 + weak + strong, d]) -> [n, d]. It raises ValueError if a method needs
+        strong views and none are stored.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -52,7 +52,7 @@ def drawn_views(views: StoredViews, strong: bool) -> Augmentation:
 
 
 def views_in_words(views: StoredViews) -> str:
-    """Say where the views of a run come from, for the log."""
+    """Return a sentence on the views of a run, for the log."""
     weak = f"one of {views.weak} stored ones" if views.weak else "the example as it is"
     strong = f"one of {views.strong}" if views.strong else "not there"
     return f"a weak view is {weak}, a strong one {strong}"

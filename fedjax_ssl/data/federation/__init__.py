@@ -1,3 +1,3 @@
-"""From a `Dataset` to a federation: who holds which example, which labels are seen, tables on
-the device.
+"""From a `Dataset` to a federation: owners of examples, visible labels, and tables on the
+device.
 """

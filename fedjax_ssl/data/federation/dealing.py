@@ -21,7 +21,7 @@ def int_range(length: int) -> Int[Array, " length"]:
 
 
 def running_sum(values: Array, axis: int | None = None) -> Array:
-    """Sum whole numbers up to each place as int32, in 64-bit mode too."""
+    """Return running sums of whole numbers as int32, in 64-bit mode too."""
     return jnp.cumsum(values, axis=axis, dtype=jnp.int32)
 
 
@@ -29,8 +29,8 @@ def running_sum(values: Array, axis: int | None = None) -> Array:
 def rank_within(key: PRNGKey, group: Ids, order: Ids | None = None) -> Ids:
     """Return the place of every example in a random order of its group.
 
-    Random bits are drawn by position, so examples appended at the end, in no group, change nothing
-    for the others.
+    Random bits are drawn by position, so appending examples without a group changes nothing for the
+    others.
 
     Args:
         key: typed PRNG key.
@@ -62,15 +62,15 @@ def draw_within(
     quota: Int[Array, " C"],
     group: Ids | None = None,
 ) -> Mask:
-    """Draw so many examples of every cell; of groups as many as come nearest, and never all of a
-    cell's.
+    """Draw a number of examples from every cell. Groups are drawn whole: the nearest number that is
+    possible, and never all of a cell.
 
     Args:
         key: typed PRNG key.
         cell: client or class of every example; negative = in none.
-        quota: examples to draw of each cell.
+        quota: number of examples to draw from each cell.
         group: 0..N-1; examples of one group are drawn together, in the cell of their first one.
-            None: each alone.
+            None: no groups.
 
     Returns:
         bool [N], True for the drawn ones.
@@ -92,7 +92,7 @@ def draw_within(
 
 
 def with_their_groups(chosen: Mask, group: Ids | None) -> Mask:
-    """Add to the chosen examples all others of their groups 0..N-1; None: each is alone."""
+    """Add all other members of their groups 0..N-1 to the chosen examples; None: no groups."""
     return chosen if group is None else jnp.zeros_like(chosen).at[group].max(chosen)[group]
 
 
@@ -105,7 +105,7 @@ def largest_remainder(
 
     Args:
         shares: non-negative weights, in any scale; a row of zeros counts as equal shares.
-        totals: what each row must add up to, >= 0.
+        totals: required sum of each row, >= 0.
         key: breaks ties at random; without it the lower index wins.
 
     Returns:
@@ -116,12 +116,12 @@ def largest_remainder(
     shares = jnp.where(mass > 0, shares / jnp.where(mass > 0, mass, 1.0), 1.0 / shares.shape[-1])
     quota = shares * totals[..., None].astype(jnp.float32)
     floor = jnp.floor(quota)
-    # Rounding in float32 must never hand out more than there is, so the running sum is cut at the
+    # Rounding in float32 must never deal more examples than exist, so the running sum is cut at the
     # total.
     running = jnp.minimum(running_sum(floor.astype(jnp.int32), axis=-1), totals[..., None])
     whole = jnp.diff(running, axis=-1, prepend=jnp.zeros_like(running[..., :1]))
     left = totals - running[..., -1]
-    # Ties by index are the stable sort's own rule, so constant bits stand for "no key".
+    # A stable sort breaks ties by index, so without a key constant bits will do.
     bits = jnp.zeros(shares.shape, jnp.uint32)
     if key is not None:
         bits = jax.random.bits(key, (shares.size,), jnp.uint32).reshape(shares.shape)
@@ -132,8 +132,8 @@ def largest_remainder(
 
 
 def equal_part(place: Ids, total: Int[Array, ""], parts: int) -> Ids:
-    """Find which of `parts` consecutive parts a place of 0..total-1 is in; the first ones have
-    one more if need be.
+    """Return the one of `parts` consecutive parts that contains a place of 0..total-1; the first
+    parts have one place more if needed.
     """
     each = total // parts
     longer = total % parts
@@ -143,13 +143,13 @@ def equal_part(place: Ids, total: Int[Array, ""], parts: int) -> Ids:
 
 
 def deal(key: PRNGKey, group: Ids, counts: Int[Array, "C G"]) -> Ids:
-    """Deal the examples of every group to clients at random, so that client c gets counts[c, g]
-    of group g.
+    """Deal the examples of every group to clients at random: client c gets counts[c, g] examples of
+    group g.
 
     Args:
         key: typed PRNG key.
         group: int32 [N], class (or other group) of every example; outside 0..G-1 = not dealt.
-        counts: int32; the column sums are at most the sizes of the groups, what is left over is not
+        counts: int32; column sums are at most the sizes of the groups; examples left over are not
             dealt.
 
     Returns:
@@ -175,11 +175,11 @@ def level(
     largest: Int[Array, ""] | int,
 ) -> Ids:
     """Move as few examples as possible so that every client has between `smallest` and `largest`
-    of them.
+    examples.
 
-    Clients above the maximum give what is too much and clients below the minimum take what they
-    miss; where the two differ, the others give or take in proportion to what they can. Always ends,
-    whatever the sizes were.
+    Clients above the maximum give their surplus, and clients below the minimum take what they lack.
+    If the two sums differ, other clients give or take in proportion to what they can. The method
+    always ends, for any sizes.
 
     Args:
         key: typed PRNG key.

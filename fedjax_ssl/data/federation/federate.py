@@ -1,4 +1,4 @@
-"""`federate`: holds examples out, deals the others to clients and hides labels."""
+"""`federate`: hold examples out, deal the others to clients and hide labels."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -62,11 +62,11 @@ def federate(
 
     Pure in `key`, which is never traced: draw first, and pass the federation to a compiled program.
 
-    Test examples are drawn first, then validation examples of what is left, then the server's.
-    Examples of one `Split.group` are all held out or none; those of them that would be neither (of
-    another client, without a label) are unused. `test_client` says which client has a test example,
-    as far as the partition tells: a natural client that only has test examples is numbered after
-    the training clients.
+    Test examples are drawn first, then validation examples from the rest, then the server's. A
+    `Split.group` is held out as a whole; a member that can be on neither side (of another client,
+    without a label) is dropped. `test_client` has the owner of each test example, as far as the
+    partition tells; a natural client that only has test examples is numbered after the training
+    clients.
 
     Args:
         key: typed PRNG key; decides held-out examples, partition and hidden labels, in independent
@@ -76,13 +76,13 @@ def federate(
         num_clients: number of training clients C; None: all natural clients that are not held out.
         partition_options: options of the named partition.
         supervision: a name of `SUPERVISIONS`; None: "per_client" with its options, else "all".
-        supervision_options: options of the named supervision, and `labelled_clients`, `which` for
-            all of them.
-        inputs: those of an earlier federation with other randomness and the same arguments, so that
-            both share them. `HostInputs` of the dataset stay where they are; the device gets those
-            for evaluation and the server.
-        held_out: what is held out for test and validation; nothing by default.
-        **held: fields of `HeldOut` by name, in place of those of `held_out`.
+        supervision_options: options of the named supervision, and `labelled_clients` and `which`,
+            which all supervisions have.
+        inputs: inputs of an earlier federation with another key and the same arguments, so that
+            both share them. `HostInputs` of the dataset stay on the host; the device gets the
+            examples for evaluation and the server.
+        held_out: examples to hold out for test and validation; none by default.
+        **held: fields of `HeldOut` by name, which replace those of `held_out`.
 
     Returns:
         The federation.
@@ -98,7 +98,7 @@ def federate(
         (11, [5, 5, 5, 5, 5, 5, 5, 5, 5, 5, 5])
     """
     held_out = dataclasses.replace(held_out or HeldOut(), **held)
-    with jax.ensure_compile_time_eval():  # somebody's jit may be around a fixed key
+    with jax.ensure_compile_time_eval():  # a fixed key may be inside a user's jit
         drawing = Drawing(
             dataset,
             partition,
@@ -115,8 +115,7 @@ class Drawing:
     """Federations of one description, drawn by their keys; checked and compiled once for all of
     them.
 
-    Attributes:
-        held_out: what is held out of each.
+    Attributes: held_out: examples that each federation holds out.
     """
 
     def __init__(
@@ -129,7 +128,7 @@ class Drawing:
         supervision_options: Mapping[str, Any],
         held_out: HeldOut,
     ):
-        """Check what is asked for; as `federate`."""
+        """Check the arguments; see `federate`."""
         plan, dataset, natural = _make_plan(
             dataset,
             held_out,
@@ -151,13 +150,13 @@ class Drawing:
             dataset.train.set,
             dataset.set_shares,
         )
-        # Compiled as a whole, since operation by operation a first start takes much longer
+        # Compiled as a whole, because a first start operation by operation takes much longer
         # (docs/speed.md).
         self._draw = jax.jit(partial(_draw_roles, plan=plan, own=own))
         self._examples = self._labels, natural, dataset.train.group
 
     def __call__(self, key: PRNGKey, inputs: Array | HostInputs | None = None) -> FederatedData:
-        """Draw a federation; as `federate`."""
+        """Draw a federation; see `federate`."""
         if isinstance(key, jax.core.Tracer):
             raise ValueError(
                 "a federation is drawn by a key that is traced by jit or vmap; draw it before, and "
@@ -175,8 +174,8 @@ class Drawing:
                 f"clients 0 to {num_clients - 1}, and -1 for nobody "
                 f"({where(plan.partition.assign)})"
             )
-        # Write it down in tables, as rows of the training examples; the dataset's own test examples
-        # follow these.
+        # Write the roles into tables, as rows of the training examples; the dataset's own test
+        # examples follow these.
         widths = find_widths(plan, roles)
         tables = tabulate(roles, dataset.train.y, num_clients=num_clients, widths=widths)
         splits, tables = with_own_test(key, dataset, plan, roles, tables)
@@ -198,7 +197,7 @@ class Drawing:
             coarse_names=next(named, dataset.coarse_names or ()),
             **tables,
         )
-        # Bring to the device what evaluation reads, where examples stay on the host.
+        # If examples stay on the host, bring those for evaluation to the device.
         if isinstance(inputs, HostInputs):
             loaded = cast(Array, load_examples(inputs, federation))
             federation = dataclasses.replace(federation, inputs=loaded)
@@ -206,8 +205,8 @@ class Drawing:
 
 
 def _number_of(dataset: Dataset, client: int | str | None) -> int | None:
-    """Return the number of a natural client that is given by its name, or by its number where names
-    are none.
+    """Return the number of a natural client from its name, or from its number if no name is a
+    number.
     """
     if client is None:
         return None
@@ -232,7 +231,7 @@ def _make_plan(
     supervision: str,
     supervision_options: Mapping[str, Any],
 ) -> tuple[Plan, Dataset, Int[np.ndarray, " N"]]:
-    """Check what is asked for.
+    """Check the arguments, and make the plan.
 
     Returns:
         (plan, dataset with its splits pooled if need be and groups 0..N-1, natural client of every
@@ -254,7 +253,7 @@ def _make_plan(
         alone = group.max() + 1 + np.arange(len(group))
         group = np.unique(np.where(group < 0, alone, group), return_inverse=True)[1]
         dataset = dataclasses.replace(dataset, train=dataclasses.replace(train, group=group))
-    # Build the rules, and refuse those that do not go together.
+    # Build the rules, and refuse rules that do not fit together.
     held_out.check(dataset.name, len(sizes), group is not None)
     is_natural = partition == "natural"
     if is_natural and not sizes.size:
@@ -310,8 +309,8 @@ def _count_examples(
     num_clients: int,
     supervision: Supervision,
 ) -> tuple[Facts, Supervision, bool]:
-    """Estimate how many examples are dealt, for the checks of partitions and supervisions; groups
-    are drawn to half of one.
+    """Estimate the number of examples to deal, for the checks of partitions and supervisions; a
+    group counts as drawn to half a group's accuracy.
 
     Returns:
         (facts, supervision with the labels that the server really gets, whether validation examples
@@ -340,7 +339,7 @@ def _count_examples(
         nonlocal class_counts, most, least
         off = num_classes * (largest_group // 2)
         taken = int(most * share) + 2 + off
-        if largest_group == 1:  # a group may be of several classes
+        if largest_group == 1:  # a group may have several classes
             class_counts = np.minimum(class_counts, class_counts * (1 - share) + 2)
         most = most * (1 - share) + 1 + off
         least = max(least * (1 - share) - 1 - off, 0.0)
@@ -366,7 +365,7 @@ def _count_examples(
     # The examples that remain for the clients, with or without a label.
     most = int(most) - at_server
     least = max(int(least) - at_server, 0)
-    if num_natural:  # whole clients are held out, whatever of theirs has a label
+    if num_natural:  # clients are held out whole, with and without labels
         least = max(least, len(labels) - newcomers - held - at_server)
     else:
         least += unlabelled - lost
@@ -405,7 +404,7 @@ def _draw_roles(
     def draw(name: str, share: float) -> Mask:
         return stratified(named_key(key, name), labels, ~held, facts.num_classes, share, group)
 
-    # Test examples: whole clients, which are numbered after those that train, pools, or a share.
+    # Test examples: whole clients, numbered after those that train, or pools, or a share.
     newcomer = jnp.full(labels.shape, -1, jnp.int32)
     if held_out.num_natural:
         unseen = held_out.unseen(named_key(key, "test"), facts.num_natural + held_out.num_natural)
@@ -420,8 +419,8 @@ def _draw_roles(
     held = with_their_groups(held, group)
     partition_key = named_key(key, "partition")
     pool = Pool(labels, ~held, natural, facts)
-    # A share of every client's: dealt before validation and the server, so that these change
-    # nothing of it.
+    # The share of each client's examples is drawn before validation and server, so these do not
+    # change it.
     if held_out.client_test_fraction:
         holder = plan.partition.assign(partition_key, pool)
         test = held_out.share_of_clients(named_key(key, "test"), holder, facts.num_clients, group)
@@ -434,7 +433,7 @@ def _draw_roles(
         server = plan.supervision.draw_at_server(
             named_key(key, "server"), labels, ~(held | valid), facts.num_classes
         )
-    # Deal what is left, some of it twice.
+    # Deal the remaining examples, some of them twice.
     if not held_out.client_test_fraction:
         pool = dataclasses.replace(pool, available=~(held | valid | server))
         holder = plan.partition.assign(partition_key, pool)
@@ -456,7 +455,7 @@ def _draw_roles(
         row = jnp.concatenate([row, again.row])
         if known is not None:
             known = jnp.concatenate([known, jnp.zeros(again.row.shape, bool)])
-    # Hide labels, and give weak ones in their place.
+    # Hide labels, and replace some by weak ones.
     everyone = jnp.ones(facts.num_clients, bool)
     holdings = Holdings(client, labels[row], everyone, facts.num_classes, own, known)
     supervision_key = named_key(key, "supervision")

@@ -1,4 +1,4 @@
-"""The federation on the device: flat arrays of examples and, per client, a padded table of rows."""
+"""The federation on the device: flat arrays of examples, and a padded table of rows per client."""
 
 import dataclasses
 import hashlib
@@ -23,9 +23,7 @@ _static = partial(dataclasses.field, metadata={"static": True})
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class WeakLabels:
-    """Weak labels of a federation. An example may be in several sets of its client: then it has
-    several entries.
-    """
+    """Weak labels of a federation. An example in several sets of its client has several entries."""
 
     labels: Int[Array, "C n"]  # along `FederatedData.index`: observation of each entry, -1 = none
     num_examples: Int[Array, " C"]
@@ -33,19 +31,19 @@ class WeakLabels:
     num_observations: Int[Array, " C"]
     from_sets: Bool[Array, " C"]  # observations are sets; False: coarse labels
     matrix: Float[Array, "C O K"]
-    # ^ sets: class shares of each set, rows sum to 1; coarse labels: P(label | class),
-    # columns sum to 1, all zero where it is not known
+    # ^ sets: class shares of each set, rows sum to 1; coarse labels: P(label | class), columns sum
+    # to 1, all zero if unknown
     share: Float[Array, "C O"]  # share of each set in the client's examples; 1 for coarse labels
-    prior: Float[Array, " K"]  # class shares where the classifier will be used
+    prior: Float[Array, " K"]  # class shares at test time
 
     @property
     def has_coarse(self) -> Bool[Array, " C"]:
-        """Clients with coarse labels."""
+        """Mask of clients with coarse labels."""
         return (self.num_examples > 0) & ~self.from_sets
 
     @property
     def has_known_correspondence(self) -> Bool[Array, " C"]:
-        """Clients with coarse labels whose correspondence to classes is known."""
+        """Mask of clients with coarse labels whose correspondence to classes is known."""
         return self.has_coarse & jnp.any(self.matrix > 0, axis=(-2, -1))
 
 
@@ -65,7 +63,7 @@ class FederatedData:
     """
 
     inputs: Array
-    # ^ [N, ...] uint8 as stored, or float32; `LoadedInputs` where most examples stay on the host
+    # ^ [N, ...] uint8 as stored, or float32; `LoadedInputs` if most examples stay on the host
     labels: Int[Array, " N"]  # ground truth, -1 = none; only for evaluation and diagnostics
     observed: Int[Array, " N"]
     # ^ label that some client (or the server, for its rows) sees, -1 = none
@@ -77,7 +75,7 @@ class FederatedData:
     num_test: Int[Array, ""]
     # ^ the first `num_test` entries are real, the rest is padding; likewise for the next two
     test_client: Int[Array, " T"]
-    # ^ client that has a test example, new clients from C on; -1 = nobody's
+    # ^ owner of each test example, new clients from C on; -1 = none
     valid_index: Int[Array, " V"]
     num_valid: Int[Array, ""]
     server_index: Int[Array, " S"]  # labelled examples that the server holds
@@ -91,11 +89,11 @@ class FederatedData:
     num_parts: int = _static(default=1)
     # ^ parts of equal size, in which the unlabelled examples in `index` arrive (streaming)
     rounds_per_part: int | None = _static(default=None)  # None: rounds of the run // num_parts
-    weak: WeakLabels | None = None  # coarse labels and sets, where some client has any
+    weak: WeakLabels | None = None  # coarse labels and sets; None if no client has any
     coarse_names: tuple[str, ...] = _static(default=())
-    # ^ names of the coarse labels, where they have names
+    # ^ names of the coarse labels, if they have names
     owned_test: bool = _static(default=False)
-    # ^ test examples belong to clients, as far as `test_client` says
+    # ^ test examples have owners, see `test_client`
 
     @property
     def num_clients(self) -> int:
@@ -104,15 +102,15 @@ class FederatedData:
 
     @property
     def max_examples(self) -> int:
-        """Width n of `index`: at least as much as the largest client has."""
+        """Width n of `index`, at least the number of examples of the largest client."""
         return self.index.shape[-1]
 
     @property
     def observed_by_clients(self) -> Int[Array, "C n"]:
-        """Return the class labels that each client sees of its examples, -1 = none or padding.
+        """Return the class labels that each client sees, -1 = none or padding.
 
-        An example that several clients have, or one client twice, may have a label in one place and
-        none in another.
+        If an example is dealt to several clients, or twice to one, it may have a label in one place
+        only.
         """
         column = jnp.arange(self.max_examples, dtype=jnp.int32)
         return jnp.where(column < self.num_labelled[:, None], self.observed[self.index], -1)
@@ -126,11 +124,11 @@ class FederatedData:
 
     @property
     def max_known(self) -> int:
-        """Bound over clients of the examples with a class label or a weak label."""
+        """Bound over clients of the number of examples with a class label or a weak label."""
         return self.max_labelled if self.weak is None else self.max_examples
 
     def summary(self) -> dict[str, int]:
-        """Count for printing, read back from the device (so not inside jit)."""
+        """Return counts for printing, read back from the device (so not inside jit)."""
         sizes = np.asarray(self.num_examples)
         labelled = np.asarray(self.num_labelled)
         dealt = real_rows(self.index, self.num_examples)
@@ -138,8 +136,8 @@ class FederatedData:
         valid = real_rows(self.valid_index, self.num_valid)
         server = real_rows(self.server_index, self.num_server)
         used = np.concatenate([dealt, tested, valid, server])
-        # Test examples with a true label are scored; examples that a client has twice may be due to
-        # sets that overlap.
+        # Only test examples with a true label are scored. A client may have examples twice if sets
+        # overlap.
         scored = int((np.asarray(self.labels)[tested] >= 0).sum())
         twice = int((np.bincount(dealt) > 1).sum()) if self.weak is None else 0
         return {
@@ -185,16 +183,16 @@ class FederatedData:
 
 
 def real_rows(table: Array | np.ndarray, count: Array | np.ndarray) -> Int[np.ndarray, " r"]:
-    """List the rows of a padded table."""
+    """Return the real rows of a padded table."""
     return np.asarray(table)[np.arange(table.shape[-1]) < np.asarray(count)[..., None]]
 
 
 def what_is_compared(dataset: "Dataset", data: FederatedData) -> dict[str, Any]:
-    """Return the facts that make runs comparable seed by seed: their test examples, and the
-    number of labels they saw.
+    """Return the facts that make runs comparable seed by seed: their test examples, and their
+    number of labels.
 
     Args:
-        dataset: that the federation was made of, as it was read.
+        dataset: dataset of the federation, as it was read.
         data: one federation, not traced.
 
     Returns:
@@ -220,13 +218,13 @@ def what_is_compared(dataset: "Dataset", data: FederatedData) -> dict[str, Any]:
 def pooled(federation: FederatedData, tested: bool) -> FederatedData:
     """Bring all examples, the server's too, to one client.
 
-    What is seen of class labels stays seen. Weak labels and parts, which belong to clients, are
-    left out.
+    Visible class labels stay visible. Weak labels and parts are left out, because they belong to
+    clients.
 
     Args:
-        federation: of several clients; it may be traced.
-        tested: whether clients that train may have test examples, which are numbered from 1 on
-            then, before the clients that only have test examples.
+        federation: federation with several clients; it may be traced.
+        tested: whether training clients may have test examples; then they are numbered from 1 on,
+            before the clients that only have test examples.
     """
     column = jnp.arange(federation.max_examples, dtype=jnp.int32)
     place = jnp.arange(federation.server_index.shape[-1], dtype=jnp.int32)
@@ -267,8 +265,7 @@ def pooled(federation: FederatedData, tested: bool) -> FederatedData:
 
 
 def of_one_shape(federations: Sequence[FederatedData]) -> list[FederatedData]:
-    """Return the same federations with tables of equal width, so that they can share compiled
-    programs.
+    """Return the federations with tables of equal width, so that they can share compiled programs.
 
     Args:
         federations: federations of equally many clients, and with the same further static fields.
@@ -295,7 +292,7 @@ def validate(data: FederatedData, truth_required: bool = True) -> None:
 
     Args:
         data: one federation, not a stack of them and not traced.
-        truth_required: False where test examples are there to be labelled and not to be scored.
+        truth_required: False if test examples are to be labelled, not scored.
 
     Raises:
         ValueError: no clients, a client without examples, no test examples, parts that are all
@@ -308,7 +305,8 @@ def validate(data: FederatedData, truth_required: bool = True) -> None:
             "more data"
         )
     empty = np.flatnonzero(sizes == 0)
-    # The server may have taken all that a client had, as where that client is the server.
+    # A client may be empty if the server took all its examples, for example if that client is the
+    # server.
     if empty.size and not int(data.num_server):
         raise ValueError(
             f"{empty.size} of {sizes.size} clients have no training example (the first is client "
@@ -347,15 +345,15 @@ def rounds_of_a_part(parts: int, given: int | None, num_rounds: int) -> int:
 
     Args:
         parts: T.
-        given: what the config says; None: the rounds of the run are divided by the parts.
+        given: the config's value; None: the rounds of the run divided by the parts.
         num_rounds: number of rounds of the run.
     """
     return given or max(num_rounds // parts, 1)
 
 
 def natural_names(dataset: "Dataset") -> list[str]:
-    """Return the names of the dataset's own clients that have training examples, in their order;
-    none: an empty list.
+    """Return the names of the dataset's own clients with training examples, in their order; an
+    empty list if it has none.
     """
     if dataset.train.client is None:
         return []
@@ -363,14 +361,14 @@ def natural_names(dataset: "Dataset") -> list[str]:
 
 
 def client_number(names: Sequence[str], client: int | str) -> int | None:
-    """Find a client by its name or, where no name is itself a number, by its number.
+    """Find a client by its name or, if no name is a number, by its number.
 
     Args:
         names: names of the clients, in their order.
         client: a name ("north", "02"; 2 and 2.0 mean "2"), or a number, counted from 0.
 
     Returns:
-        Its place in `names`; None: there is no such client.
+        Its place in `names`; None if it does not exist.
     """
     client = in_one_form(str(client))
     known = list(map(in_one_form, names))
@@ -380,14 +378,13 @@ def client_number(names: Sequence[str], client: int | str) -> int | None:
 
 
 def client_names(dataset: "Dataset", federation: FederatedData, natural: bool = True) -> list[str]:
-    """Return the names of all clients of a federation, those that train and those that only have
+    """Return the names of all clients of a federation: those that train, and those that only have
     test examples.
 
     Args:
-        dataset: that the federation was made of.
+        dataset: dataset of the federation.
         federation: not traced.
-        natural: whether its clients are the dataset's own; otherwise they are called by their
-            numbers.
+        natural: whether its clients are the dataset's own; otherwise their numbers are their names.
 
     Returns:
         A name for each of `num_clients + num_new_clients`; the number of a client whose examples
@@ -399,7 +396,7 @@ def client_names(dataset: "Dataset", federation: FederatedData, natural: bool = 
     nobody = np.full(0 if dataset.test is None else len(dataset.test), -1, np.int32)
     of_test = nobody if dataset.test is None else dataset.test.client
     owner = np.concatenate([dataset.train.client, nobody if of_test is None else of_test])
-    # A client's first test example, or else its first training example, tells whose it is.
+    # A client is identified by its first test example, or otherwise by its first training example.
     row = np.full(count, -1)
     trained = np.flatnonzero(np.asarray(federation.num_examples))
     row[trained] = np.asarray(federation.index)[trained, 0]
@@ -411,7 +408,8 @@ def client_names(dataset: "Dataset", federation: FederatedData, natural: bool = 
         str(client) if number < 0 else _name(dataset, number)
         for client, number in enumerate(numbers)
     ]
-    # Clients that a split file makes of several natural ones, or that are pooled, have numbers.
+    # Clients that a split file combines from several natural ones, or that are pooled, have numbers
+    # as names.
     sizes = np.asarray(federation.num_examples)
     of_rows = owner[np.asarray(federation.index)]
     real = np.arange(federation.max_examples) < sizes[:, None]

@@ -36,9 +36,9 @@ def _field(default: Any, meaning: str, allowed: Declaration | None = None, **mor
 class HeldOut:
     """Examples to hold out of training; its fields are settings of `config.data`.
 
-    The test set is the dataset's own, unless one of the first four fields asks for another one,
-    which is then taken from the training examples instead. Validation examples and those of
-    `test_fraction` always have a true label and are stratified by class.
+    The test set is the dataset's own, unless one of the first four fields takes it from the
+    training examples. Validation examples and examples of `test_fraction` always have a true label
+    and are stratified by class.
 
     Attributes:
         test_clients: number of natural clients, drawn by key, kept out of training; their examples
@@ -89,18 +89,16 @@ class HeldOut:
 
     @property
     def num_natural(self) -> int:
-        """Natural clients that do not train."""
+        """Number of natural clients that do not train."""
         return self.test_clients if self.left_out_client is None else 1
 
     def validates(self, labelled: int) -> bool:
-        """Tell whether a share of so many labelled examples is held out for validation."""
+        """Return whether a share of this number of labelled examples is held out for validation."""
         held = int(self.validation_fraction * labelled + 0.5)
         return held > 0 and held >= self.fewest_validation
 
     def check(self, name: str, num_natural: int, in_groups: bool) -> None:
-        """Raise ValueError if the dataset `name` with `num_natural` clients does not have these
-        examples.
-        """
+        """Raise ValueError if the dataset `name` with `num_natural` clients lacks such examples."""
         given = []
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
@@ -149,7 +147,7 @@ class HeldOut:
             )
 
     def check_pools(self, class_counts: Float[np.ndarray, " K"]) -> None:
-        """Raise ValueError where some class has fewer examples than the pools ask for."""
+        """Raise ValueError if some class has fewer examples than the pools need."""
         asked = self.pools or ()
         who = f"pools={tuple(asked)} ask, of training and test examples together, for"
         check_class_counts(class_counts, sum(asked), who, "lower them")
@@ -159,7 +157,7 @@ class HeldOut:
 
         Args:
             key: shuffles each class.
-            labels: -1 = none; such examples are in no pool.
+            labels: -1 = none; an example without a label is in no pool.
             num_train: examples of the dataset's own training split, which come first unless pools
                 are shuffled.
 
@@ -177,8 +175,8 @@ class HeldOut:
         return held, held & is_valid, held & ~is_valid & (place < train + valid + test)
 
     def own_test_examples(self, dataset: Dataset) -> Int[np.ndarray, " t"]:
-        """Return the rows of the dataset's own test split that are test examples: all, or those
-        of the client left out.
+        """Return the rows of the dataset's own test split that are test examples: all, or those of
+        the client left out.
         """
         test = dataset.test
         if test is None and self.balanced_test:
@@ -196,10 +194,10 @@ class HeldOut:
         return np.flatnonzero(test.client == distinct(dataset.train.client)[self.left_out_client])
 
     def unused_own_test(self, dataset: Dataset) -> list[str]:
-        """Say which of the dataset's own test examples are used for nothing: a sentence, or none.
+        """Return a sentence about the dataset's own test examples that are not used, or "".
 
         Args:
-            dataset: as it is federated; `left_out_client` is the number of its client.
+            dataset: dataset as it is federated; `left_out_client` is a number of its clients.
         """
         if dataset.test is None or self.pools is not None:
             return []
@@ -216,7 +214,7 @@ class HeldOut:
         ]
 
     def unseen(self, key: PRNGKey, num_natural: int) -> Bool[Array, " G"]:
-        """Mark the natural clients that do not train, G of them counted."""
+        """Return the mask of natural clients that do not train, G in all."""
         if self.left_out_client is None:
             return rank_within(key, jnp.zeros(num_natural, jnp.int32)) < self.test_clients
         return int_range(num_natural) == jnp.int32(self.left_out_client)
@@ -228,8 +226,8 @@ class HeldOut:
         num_clients: int,
         group: Ids | None,
     ) -> Mask:
-        """Return the share of each client's examples that are its test examples; each keeps one at
-        least.
+        """Return the share of each client's examples that are its test examples; each client keeps
+        at least one.
         """
         size = count_groups(client, num_clients)
         quota = jnp.minimum(_share_of(size, self.client_test_fraction), size - 1)
@@ -240,7 +238,7 @@ _TEST_SETS = ("test_clients", "left_out_client", "test_fraction", "client_test_f
 
 
 def _share_of(count: Array, share: float) -> Array:
-    """Take a share of a number, rounded to the nearest one."""
+    """Return a share of a number, rounded to the nearest whole number."""
     return jnp.floor(share * count.astype(jnp.float32) + 0.5).astype(jnp.int32)
 
 
@@ -252,13 +250,13 @@ def stratified(
     share: float,
     in_group: Ids | None = None,
 ) -> Mask:
-    """Draw a random share of the available labelled examples, the same of every class up to
+    """Draw a random share of the available labelled examples, the same share of every class up to
     rounding.
 
     Args:
         key: typed PRNG key.
         labels: ground truth, -1 = none.
-        available: which examples can be drawn.
+        available: mask of examples that can be drawn.
         num_classes: K.
         share: in [0, 1).
         in_group: as for `draw_within`.
@@ -276,11 +274,11 @@ def stratified(
 def balanced_test_examples(
     key: PRNGKey, labels: Int[np.ndarray, " t"], num_clients: int, num_classes: int
 ) -> tuple[Int[Array, " T"], Int[Array, " T"]]:
-    """Draw test examples for each client: floor(t / C / K) of every class, drawn anew from all
-    of them (FedUL's code).
+    """Draw test examples for each client: floor(t / C / K) of every class, drawn anew from all of
+    them (FedUL's code).
 
-    Accuracy over the result is the mean over clients of the accuracy on class-balanced test sets,
-    which overlap.
+    The accuracy over all drawn rows is the mean over clients of the accuracy on class-balanced test
+    sets, which overlap.
 
     Args:
         key: typed PRNG key.
@@ -311,24 +309,24 @@ def balanced_test_examples(
 def clients_of_own_test(
     dataset: Dataset, rows: Int[np.ndarray, " t"], holder: Int[np.ndarray, " N"], num_clients: int
 ) -> tuple[Int[np.ndarray, " t"], int]:
-    """Return the client of each of the dataset's own test examples, where clients are natural.
+    """Return the client of each of the dataset's own test examples, if clients are natural.
 
     Args:
-        dataset: with a test split.
+        dataset: dataset with a test split.
         rows: rows of the test split.
         holder: the client that has each training example, -1 = nobody.
-        num_clients: clients there are already; those who have test examples only are numbered from
-            here on.
+        num_clients: number of training clients; clients that only have test examples are numbered
+            from here on.
 
     Returns:
-        The client of each row, -1 = nobody's; how many clients have test examples only.
+        The client of each row, -1 = none; the number of clients that only have test examples.
     """
     if dataset.test is None or dataset.test.client is None or dataset.train.client is None:
         return np.full(len(rows), -1), 0
     owner = dataset.test.client[rows]
     known, natural = np.unique(dataset.train.client, return_inverse=True)
     strangers = np.setdiff1d(owner, known)
-    # The numbers that clients have here, and where each is among all of them.
+    # Numbers of the clients in this federation, by their place among all natural ones.
     of_known = np.full(len(known), -1)
     np.maximum.at(of_known, natural, holder)
     of_stranger = num_clients + np.arange(len(strangers))

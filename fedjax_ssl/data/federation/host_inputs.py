@@ -1,10 +1,10 @@
-"""Examples that stay on the host: devices get those that the coming rounds read, under their own
+"""Examples that stay on the host; devices get those that the coming rounds read, under their usual
 row numbers.
 
-The tables of a federation are the same wherever its examples are; only `FederatedData.inputs`
-differs. Where several devices share the cohorts, each has the examples of the clients that it
-trains and no others. What a round reads outside local training, such as the points of a graph of
-the cohort, is fetched from the device that has it.
+The tables of a federation do not depend on the place of its examples; only `FederatedData.inputs`
+differs. If several devices share the cohorts, each one has the examples of its own clients only.
+Other reads of a round, such as the points of a graph over the cohort, are fetched from the device
+that has the example.
 """
 
 import dataclasses
@@ -34,8 +34,8 @@ class NotOnDevice(ValueError):
 
 
 class NotLoaded:
-    """A table of rows whose examples are not on the device: it has a shape, and any other use is
-    refused.
+    """A table of rows whose examples are not on the device: it has a shape, and raises an error on
+    any other use.
     """
 
     def __init__(self, shape: tuple[int, ...]):
@@ -52,34 +52,34 @@ class NotLoaded:
 
 
 class Drawn(NamedTuple):
-    """The cohorts of some rounds that follow each other."""
+    """The cohorts of consecutive rounds."""
 
     first: Int[Array, ""]  # number of the first round, counted from the beginning of the run
-    ids: Int[Array, "rounds p"]  # clients, as `fedjax_ssl.federated.Cohort` has them
+    ids: Int[Array, "rounds p"]  # client ids, as in `fedjax_ssl.federated.Cohort`
     valid: Bool[Array, "rounds p"]  # False in slots without a client
     order: Int[Array, "rounds q"] | None = None
-    # ^ slots of each device in turn, where several devices share a cohort
+    # ^ slots of each device in turn, if several devices share a cohort
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class LoadedInputs:
-    """Inputs of N examples of which M are on a device: `inputs[rows]` as of the whole array, for
-    rows that are there.
+    """Inputs of N examples, of which M are on a device; `inputs[rows]` works as with the whole
+    array.
 
-    It stands where an array of all inputs would. A row that is not there gives another example, so
-    the caller must know which are there. Code that takes it for a whole array, such as
-    `jnp.isfinite(inputs)`, raises `NotOnDevice`. With a mesh every read is an exchange that all of
-    its devices have to make, and gives the same values on each of them.
+    Stands in for the array of all inputs. It holds the rows of the current cohort; any other row
+    number returns an arbitrary example. Code that needs the whole array, such as
+    `jnp.isfinite(inputs)`, raises `NotOnDevice`. With a mesh, every read is an exchange in which
+    all its devices must take part, and returns the same values on each.
     """
 
     values: Array  # [M, ...]; with a mesh [devices, M, ...]
     place: Int[Array, " N"]
-    # ^ place of every row in `values`, 0 for rows that are not there; with a mesh [devices, N]
+    # ^ place of every row in `values`, 0 for missing rows; with a mesh [devices, N]
     drawn: Drawn | None = None
-    # ^ cohorts whose examples are there, so that rounds do not draw others; None: none
+    # ^ cohorts whose examples are loaded, so that rounds do not draw others; None: none
     mesh: Mesh | None = dataclasses.field(default=None, metadata={"static": True})
-    # ^ devices with examples of their own
+    # ^ devices with different examples
 
     def __getitem__(self, rows: Any) -> Array:
         if isinstance(rows, NotLoaded):
@@ -116,14 +116,14 @@ class LoadedInputs:
         return self.values.dtype
 
     def specs(self) -> "LoadedInputs":
-        """Describe how the leaves lie on the mesh, as a tree of `PartitionSpec`."""
+        """Return the placement of the leaves on the mesh, as a tree of `PartitionSpec`."""
         assert self.mesh is not None
         share: Any = PartitionSpec(self.mesh.axis_names)
         drawn = jax.tree.map(lambda _: PartitionSpec(), self.drawn)
         return LoadedInputs(share, share, drawn, self.mesh)
 
     def of_this_device(self) -> "LoadedInputs":
-        """Take what this device has, inside a `shard_map` over the mesh."""
+        """Return the part of this device, inside a `shard_map` over the mesh."""
         return LoadedInputs(self.values[0], self.place[0])
 
     def __jax_array__(self) -> NoReturn:
@@ -134,9 +134,9 @@ def _fetch(inputs: LoadedInputs, rows: Int[Array, "*shape"]) -> Array:
     assert inputs.mesh is not None
     here = inputs.of_this_device()
     values = here[rows]
-    # A row that is not here has place 0, where every device has row 0.
+    # A missing row has place 0, which is row 0 on every device.
     there = (here.place[rows] > 0) | (rows == 0)
-    # As unsigned integers: the largest of some zeros and the values has the same bits as these.
+    # As unsigned integers: the maximum of the value and zeros has the same bits as the value.
     bits = values
     if not jnp.issubdtype(values.dtype, jnp.unsignedinteger):
         bits = jax.lax.bitcast_convert_type(values, jnp.dtype(f"uint{8 * values.dtype.itemsize}"))
@@ -150,15 +150,15 @@ def _fetch(inputs: LoadedInputs, rows: Int[Array, "*shape"]) -> Array:
 
 
 class HostInputs:
-    """Inputs of a dataset where they lie, for example in files that are memory-mapped; they are
-    never copied whole.
+    """Inputs of a dataset in their place, for example in memory-mapped files; they are never copied
+    whole.
 
     Args:
-        dataset: its arrays are kept as they are; training rows come first, as in `federate`.
+        dataset: its arrays are not converted; training rows come first, as in `federate`.
     """
 
     def __init__(self, dataset: Dataset):
-        # Reading rows of an array in another order would copy all of it every time.
+        # Reading rows of an array in another memory order would copy the whole array every time.
         self._parts = [np.require(split.x, requirements="C") for split in dataset.splits().values()]
         self._starts = np.cumsum([0, *map(len, self._parts)])
         self.shape = (int(self._starts[-1]), *dataset.train.x.shape[1:])
@@ -171,31 +171,33 @@ class HostInputs:
 
     @property
     def in_memory(self) -> int:
-        """Bytes of the training inputs, if all are in this process's memory because their source
-        did not map a file.
+        """Bytes of the training inputs, if all of them are in this process's memory and not in a
+        mapped file.
         """
         return 0 if is_mapped(self._parts[0]) else self._parts[0].nbytes
 
     def bytes_of(self, rows: int) -> int:
-        """Return the bytes of so many inputs on a device, without the places of all N rows."""
+        """Return the bytes of this number of inputs on a device, without the places of all N
+        rows.
+        """
         return rows * int(np.prod(self.shape[1:])) * self.dtype.itemsize
 
     def read(self, rows: Int[np.ndarray, " m"], width: int) -> np.ndarray:
-        """Copy inputs into an array of their own.
+        """Copy inputs into a new array.
 
         Args:
             rows: in increasing order, so that files are read from front to back.
             width: length of the array, at least m.
 
         Returns:
-            [width, ...], 0 behind the rows.
+            [width, ...], 0 after the rows.
         """
         values = np.zeros((width, *self.shape[1:]), self.dtype)
         cuts = np.searchsorted(rows, self._starts)
         for part, start, first, last in zip(
             self._parts, self._starts[:-1], cuts[:-1], cuts[1:], strict=True
         ):
-            if first < last:  # with "clip" NumPy writes in place, without a copy between
+            if first < last:  # with "clip" NumPy writes in place, without a temporary copy
                 np.take(part, rows[first:last] - start, axis=0, out=values[first:last], mode="clip")
         return values
 
@@ -213,17 +215,17 @@ def load_examples(
 
     Args:
         host: inputs of the dataset.
-        federation: with concrete tables; its inputs are not looked at.
-        clients: clients of each device of the mesh, from `clients_of_devices`; without a mesh those
-            of the one device.
-        width: number of training examples that a device has room for, so that all blocks have one
+        federation: federation with concrete tables; its inputs are not used.
+        clients: clients of each device of the mesh, from `clients_of_devices`; without a mesh,
+            clients of the single device.
+        width: number of training examples that fit on a device, so that all blocks have the same
             shape.
-        drawn: cohorts of the rounds that the examples are for.
-        mesh: devices that have examples of their own, of all processes; each process reads those of
-            its devices.
+        drawn: cohorts of the rounds for which examples are loaded.
+        mesh: devices with different examples, of all processes; each process reads examples for its
+            own devices.
 
     Returns:
-        M = test, validation and server examples + `width` of them.
+        Inputs with M = test, validation and server examples + `width`.
     """
     always = _rows_for_evaluation(federation)
     table = np.asarray(federation.index)
@@ -240,7 +242,7 @@ def load_examples(
 
     def places_of(device: int) -> Int[np.ndarray, " N"]:
         rows = rows_of(device)
-        # the dataset's own test split may be left out
+        # The dataset's own test split may be left out.
         places = np.zeros(federation.labels.shape[0], np.int32)
         places[rows] = np.arange(len(rows), dtype=np.int32)
         return places
@@ -260,8 +262,8 @@ def load_examples(
 
 
 def _rows_for_evaluation(federation: FederatedData) -> Int[np.ndarray, " m"]:
-    """Return the rows of test, validation and server examples, and row 0, to which padding
-    points; in increasing order.
+    """Return the rows of test, validation and server examples, and row 0, because padding points to
+    it; in increasing order.
     """
     kinds = ("test", "valid", "server")
     rows = [
@@ -278,10 +280,11 @@ def most_rows(federation: FederatedData, clients: int) -> int:
 
 
 def clients_of_devices(drawn: Drawn, num_devices: int = 1) -> list[Int[np.ndarray, " b"]]:
-    """List the clients that each device trains in some rounds, each once and in increasing order.
+    """List the clients that each device trains in some rounds, each client once and in increasing
+    order.
 
     Args:
-        drawn: with `order` where several devices share a cohort.
+        drawn: cohorts, with `order` if several devices share a cohort.
         num_devices: number of devices that share a cohort.
     """
     ids = np.asarray(drawn.ids)

@@ -1,10 +1,10 @@
-"""Who holds which training example.
+"""Partitions: the assignment of training examples to clients.
 
-Every partition is written with ranks and counts instead of loops over examples, so that it can be
-traced: the same function runs on one key or inside `jit(vmap(...))` over many. Shapes: N training
-examples, C clients, K classes. Examples that are not in the pool (held out for test, validation or
-the server) get client -1; examples without a class label (label -1 in the dataset) are dealt evenly
-to all clients whatever the partition does with the classes.
+Every partition uses ranks and counts instead of loops over examples, so it can be traced: the same
+function runs on one key or inside `jit(vmap(...))` over many. Shapes: N training examples, C
+clients, K classes. Examples that are not in the pool (held out for test, validation or the server)
+get client -1. Examples without a class label (label -1 in the dataset) are dealt evenly to all
+clients by every partition.
 """
 
 from typing import Annotated
@@ -42,8 +42,8 @@ from fedjax_ssl.registry import Registry
 
 
 def natural() -> Partition:
-    """Use the dataset's own clients; with fewer `num_clients` a random subset, the rest of the
-    data unused.
+    """Use the dataset's own clients; if `num_clients` is smaller, a random subset of them, and the
+    other data are unused.
     """
 
     def assign(key: PRNGKey, pool: Pool) -> Ids:
@@ -73,8 +73,8 @@ def iid() -> Partition:
 
 
 def random() -> Partition:
-    """Equal parts drawn at random whatever the classes, as in SemiFL and FedUL; a rest below one
-    each is unused.
+    """Equal parts drawn at random, regardless of class, as in SemiFL and FedUL; a remainder below
+    one example per client is unused.
     """
 
     def assign(key: PRNGKey, pool: Pool) -> Ids:
@@ -95,15 +95,15 @@ def dirichlet(
     """Each class is split over the clients with shares drawn from Dir(alpha) (Yurochkin et al.,
     ICML 2019).
 
-    Drawing again until every client has enough can loop for ever; here clients below `min_examples`
-    get examples from those above instead.
+    Drawing again until every client has enough can loop forever. Here, clients below `min_examples`
+    get examples from larger clients instead.
 
     Args:
         alpha: concentration, small = uneven.
-        min_examples: the least that every client has.
-        max_examples: the most that a client may have; any number by default.
-        skip_full: classes are dealt in turn, and of the next one a client that holds an equal part
-            of all examples or more gets nothing (SemiFL, FedMT).
+        min_examples: fewest examples of a client.
+        max_examples: most examples of a client; no bound by default.
+        skip_full: deal classes in turn, and give nothing of the next class to a client that already
+            holds an equal part of all examples (SemiFL, FedMT).
     """
 
     def assign(key: PRNGKey, pool: Pool) -> Ids:
@@ -140,8 +140,8 @@ def dirichlet_balanced(alpha: Positive) -> Partition:
     """Clients of equal size whose class mixes are drawn from Dir(alpha * class frequencies) (Hsu et
     al., 2019).
 
-    Where the original lets clients draw in turn until classes run out, so that the last clients get
-    leftovers, all mixes are scaled together to the class totals and to equal sizes (iterative
+    In the original, clients draw in turn until classes run out, and the last clients get leftovers.
+    Here all mixes are scaled together to the class totals and to equal sizes (iterative
     proportional fitting).
 
     Args:
@@ -164,8 +164,8 @@ def dirichlet_balanced(alpha: Positive) -> Partition:
 
 
 def shards(shards_per_client: Count = 2) -> Partition:
-    """Examples sorted by label and cut into equal shards; each client gets some at random (McMahan
-    et al., 2017).
+    """Sort examples by label and cut them into equal shards; each client gets some at random
+    (McMahan et al., 2017).
 
     Args:
         shards_per_client: number of shards of a client; it sees about as many classes.
@@ -185,8 +185,8 @@ def shards(shards_per_client: Count = 2) -> Partition:
 
 
 def classes_per_client(classes: Count = 2) -> Partition:
-    """Every client has exactly `classes` classes, every class goes to equally many clients (to
-    within one).
+    """Every client has exactly `classes` classes, and every class goes to equally many clients
+    (within one).
 
     Only classes with examples in the dataset take part. A class's examples are split evenly over
     its clients.
@@ -236,14 +236,14 @@ def _permutation(key: PRNGKey, size: int) -> Int[Array, " size"]:
 
 @jax.jit
 def _skip_full(shares: Float[Array, "K C"], totals: Int[Array, " K"]) -> Float[Array, "K C"]:
-    """Return the counts of every class that each client gets, where those that hold an equal
-    part by then get none.
+    """Return the counts of every class that each client gets, 0 for clients that already hold an
+    equal part.
     """
     num_clients = shares.shape[1]
     full = -(-totals.sum(dtype=jnp.int32) // num_clients)
 
     def deal_class(held: Int[Array, " C"], row: tuple[Float[Array, " C"], Int[Array, ""]]):
-        # The floor splits a class evenly where the shares of all that are not full underflow.
+        # The floor splits a class evenly if the shares of all clients that are not full underflow.
         counts = largest_remainder(jnp.where(held < full, jnp.maximum(row[0], 1e-30), 0.0), row[1])
         return held + counts, counts
 

@@ -1,5 +1,5 @@
-"""Supervision by a plan: the labels that a server would ask for, which knows the graph of all
-clients' examples and no class (`fedjax_ssl.graph.label_plan`).
+"""Supervision by a plan: a server chooses the examples to label from the graph of all clients'
+examples, without any class (`fedjax_ssl.graph.label_plan`).
 """
 
 from collections.abc import Callable
@@ -22,15 +22,15 @@ Strategy = Literal["influence", "random", "typiclust", "coreset"]
 
 
 class Compared(NamedTuple):
-    """Training inputs by which a plan compares examples."""
+    """Training inputs, as a plan compares examples."""
 
     stored: Shaped[np.ndarray, "N ..."]
     vectors: Callable[[Shaped[Array, "N ..."]], Float[Array, "N d"]]
-    # ^ as networks see them, standardized, and flat
+    # ^ inputs as networks see them, standardized and flattened
 
 
 def compared(dataset: Dataset) -> Compared:
-    """Return the values that a plan compares where there is no network: inputs, or stored
+    """Return the values by which a plan compares examples without a network: inputs, or stored
     features.
     """
     normalize = normalizer(dataset)
@@ -44,14 +44,13 @@ def planned(
     strategy: Strategy = "influence",
     points: Compared | None = None,
 ) -> Supervision:
-    """Give labels to the examples that a plan asks for, which knows inputs or stored features
-    and no class.
+    """Give labels to the examples of a plan, which uses inputs or stored features and no class.
 
-    Held-out examples are no points of the plan's graph.
+    Held-out examples are not in the plan's graph.
 
     Args:
         labels: labels in the whole federation; by default as many as `per_client` allows.
-        per_client: most labels of a client; by default the whole number alone counts.
+        per_client: most labels of a client; by default only `labels` counts.
         strategy: "influence": greedy coverage of XCLP's influence matrix; to compare with,
             "typiclust", "coreset", or "random".
         points: training inputs.

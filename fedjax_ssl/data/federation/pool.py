@@ -1,5 +1,4 @@
-"""The contract of partitions and supervisions: examples to deal, examples as dealt, and rules that
-several share.
+"""The contract of partitions and supervisions: examples to deal, dealt examples, and shared rules.
 
 Shapes: N training examples, C clients, K classes, E entries dealt to clients.
 """
@@ -32,34 +31,34 @@ Positive = Annotated[float, In("(0, inf)")]
 
 @dataclasses.dataclass(frozen=True)
 class Pool:
-    """The training examples to deal, and what is known about them before any key is drawn."""
+    """The training examples to deal, and the facts about them before any key is drawn."""
 
     labels: Ids  # -1 = no label exists
-    available: Mask  # False where held out
+    available: Mask  # False if held out
     natural: Ids  # natural client 0..G-1, -1 = held out or none
     facts: "Facts"
 
     @property
     def classes(self) -> Ids:
-        """Class of every example of the pool that has one, -1 elsewhere."""
+        """Class of every example of the pool with a class, -1 elsewhere."""
         return jnp.where(self.available & (self.labels >= 0), self.labels, -1)
 
 
 class Facts(NamedTuple):
-    """Facts that hold for every key: Python numbers, so that shapes may depend on them."""
+    """Facts that hold for every key, as Python numbers, so that shapes may depend on them."""
 
     num_clients: int
     num_classes: int
     class_counts: tuple[int, ...]  # [K] examples of each class, at most
     num_unlabelled: int  # examples without a label, at most
     num_natural: int  # G, natural clients that are not held out
-    least: int  # examples in the pool, at least
-    most: int  # and at most
+    least: int  # least number of examples in the pool
+    most: int  # largest number
 
 
 class Again(NamedTuple):
-    """Examples that have a holder and are dealt once more, M times in all: to another client, or
-    to the same one.
+    """Examples that have an owner and are dealt once more, M in all, to another client or the same
+    one.
     """
 
     client: Int[Array, " M"]  # -1 = nothing is dealt
@@ -71,49 +70,50 @@ class Partition(NamedTuple):
 
     assign: Callable[[PRNGKey, Pool], Ids]
     parts: int = 1
-    # ^ in which clients' unlabelled examples come, see `fedjax_ssl.data.federation.streaming`
+    # ^ parts in which clients' unlabelled examples arrive, see
+    # `fedjax_ssl.data.federation.streaming`
     rounds_per_part: int | None = None  # None: rounds of the run // parts
     labelled: Callable[[PRNGKey, Pool], Mask] | None = None
-    # ^ (the key of `assign`, pool) -> examples that were dealt as labelled ones, for the
-    # supervision "dealt"
+    # ^ (the key of `assign`, pool) -> mask of examples dealt as labelled ones, for the supervision
+    # "dealt"
     again: Callable[[PRNGKey, Pool], Again] | None = None
     # ^ (the key of `assign`, pool) -> examples that are dealt again
 
 
 class Entries(NamedTuple):
-    """Training examples as they are dealt to clients."""
+    """Training examples as dealt to clients."""
 
     client: Int[Array, " E"]  # -1 = no entry
     row: Int[Array, " E"]  # row of the training examples
     observation: Int[Array, " E"]  # -1 = none
     labelled: Bool[Array, " E"] | None = None
-    # ^ the client sees the class label of this entry; None: not decided yet
+    # ^ the client sees the class label of this entry; None: not yet decided
 
 
 class OwnWeakLabels(NamedTuple):
-    """Weak labels that came with the dataset; None where it has none of that kind."""
+    """Weak labels that came with the dataset; None for kinds that it lacks."""
 
     coarse: Int[np.ndarray, " N"] | None = None
     num_coarse: int = 0
     correspondence: Float[np.ndarray, "*G J K"] | None = None
-    # ^ P(coarse label | class); None: nobody knows it
+    # ^ P(coarse label | class); None: unknown
     sets: Int[np.ndarray, " N"] | None = None  # numbered within each natural client, -1 = in no set
     set_shares: Float[np.ndarray, "G O K"] | None = None
     # ^ class shares of each natural client's sets, 0 on padding
 
 
 class Holdings(NamedTuple):
-    """The dealt training examples, before anything is hidden; those that are dealt again follow
+    """The dealt training examples, before labels are hidden; examples that are dealt again follow
     the N others.
     """
 
-    client: Ids  # -1 = nobody's
+    client: Ids  # -1 = none
     labels: Ids  # -1 = no label exists
-    members: Bool[Array, " C"]  # clients that a rule is about
+    members: Bool[Array, " C"]  # clients to which a rule applies
     num_classes: int
     own: OwnWeakLabels = OwnWeakLabels()
     labelled: Mask | None = None
-    # ^ dealt as labelled ones, by a partition that tells them apart
+    # ^ dealt as labelled ones, if the partition separates them
 
     @property
     def eligible(self) -> Mask:
@@ -136,9 +136,9 @@ def check_class_counts(
 
     Args:
         class_counts: examples of each class.
-        asked: examples of each class that are asked for, or one number for all classes.
-        who: begins the message: who is to have them.
-        what_to_do: ends it.
+        asked: needed examples of each class, or one number for all classes.
+        who: start of the message: the owner of these examples.
+        what_to_do: end of the message: advice.
 
     Raises:
         ValueError: some class has fewer examples.
@@ -154,15 +154,15 @@ def check_class_counts(
 
 
 def class_or_unlabelled(pool: Pool) -> Ids:
-    """Return the class of every example of the pool, K for those without a label, -1 outside the
-    pool.
+    """Return the class of every example of the pool, K for an example without a label, -1 outside
+    the pool.
     """
     group = jnp.where(pool.labels >= 0, pool.labels, pool.facts.num_classes)
     return jnp.where(pool.available, group, -1)
 
 
 def deal_classes(key: PRNGKey, pool: Pool, shares: Float[Array, "C K"], balanced: int = 0) -> Ids:
-    """Split every class by its column of `shares`, after `balanced` examples of it for every
+    """Split every class by its column of `shares`, after giving `balanced` examples of it to every
     client.
     """
     num_clients, num_classes = shares.shape
@@ -178,7 +178,7 @@ def deal_classes(key: PRNGKey, pool: Pool, shares: Float[Array, "C K"], balanced
 
 
 def deal_unlabelled(key: PRNGKey, pool: Pool, each: int | None = None) -> Ids:
-    """Deal examples without a label evenly, all of them or `each` to every client."""
+    """Deal examples without a label evenly: all of them, or `each` to every client."""
     group = jnp.where(pool.available & (pool.labels < 0), 0, -1)
     if each is not None:
         return deal(key, group, jnp.full((pool.facts.num_clients, 1), each, jnp.int32))
@@ -187,17 +187,16 @@ def deal_unlabelled(key: PRNGKey, pool: Pool, each: int | None = None) -> Ids:
 
 
 def in_parts(key: PRNGKey, entries: Entries, labels: Ids, parts: int, facts: Facts) -> Entries:
-    """Cut every client's unlabelled examples into parts with the same class counts, which then
-    follow each other.
+    """Cut every client's unlabelled examples into consecutive parts with the same class counts.
 
-    Of every class with n unlabelled examples at a client, a random floor(n / parts) go to each
-    part; the rest is dealt to nobody. So all parts of a client have the same size. Examples of
-    unknown class are a class of their own.
+    For every class with n unlabelled examples at a client, a random floor(n / parts) go to each
+    part, and the rest is unused. So all parts of a client have the same size. Examples of unknown
+    class count as a class of their own.
     """
     assert entries.labelled is not None
     streamed = (entries.client >= 0) & ~entries.labelled
     kinds = facts.num_classes + 1
-    kind = labels[entries.row] % kinds  # the last one: of unknown class
+    kind = labels[entries.row] % kinds  # the last kind: unknown class
     cell = jnp.where(streamed, entries.client * kinds + kind, -1)
     each = count_groups(cell, facts.num_clients * kinds)[cell] // parts
     part = rank_within(key, cell) // jnp.maximum(each, 1)

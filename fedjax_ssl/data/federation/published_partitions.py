@@ -1,5 +1,5 @@
-"""Partitions of single papers: FedMatch, ProtoFSSL, FedUL, FedRGD and SAGE; `partition.py` has the
-general ones.
+"""Partitions from single papers: FedMatch, ProtoFSSL, FedUL, FedRGD and SAGE; `partition.py` has
+the general ones.
 
 Sources: the papers and their published code, named with each partition. Shapes: N training
 examples, C clients, K classes, B bases of several clients each.
@@ -61,8 +61,8 @@ def circulant(
     Args:
         shares: [K] non-negative, in any scale: weight of class k for a client of type t at offset
             (k - t) mod K.
-        balanced: number of examples of every class that every client is given first, as far as they
-            go; in the papers these are the labelled ones.
+        balanced: number of examples of every class that every client gets first, as far as
+            possible; in the papers these are the labelled ones.
     """
     weights = np.asarray(shares, np.float64)
     if weights.ndim != 1 or weights.sum() <= 0:
@@ -87,20 +87,20 @@ def fedmatch(
     """FedMatch's tasks: `balanced` examples of every class for each client, and a share of the
     others.
 
-    IID: floor(rest / C) of what is left of every class. Non-IID: client c draws floor(all that is
-    left / C) classes from row c mod R of a matrix, and clients in turn take an example of the class
-    for each draw, as long as there are any: some examples are then at no client, and the last
+    IID: each client gets floor(rest / C) of the remaining examples of every class. Non-IID: client
+    c draws floor(rest / C) classes from row c mod R of a matrix, and clients in turn take an
+    example for each draw while there are any. Then some examples go to no client, and the last
     clients have fewer (Jeong et al., ICLR 2021; the authors' code).
 
     Args:
-        noniid: which of the two.
-        balanced: in the paper the labelled examples of clients, 5 of a class, beside supervision
-            `per_class`. 0 with the labels at the server.
+        noniid: True: non-IID; False: IID.
+        balanced: examples of every class for each client; in the paper the labelled ones, 5 of a
+            class, with supervision `per_class`. Use 0 with labels at the server.
         matrix: [R, K], rows sum to 1; for ten classes the paper's by default: row 0 is (.50, .15,
             .03, .03, .03, .02, .03, .03, .03, .15), and every other one is the row before it
             rotated by one class.
-        parts: T, in which a client's unlabelled examples come one after another (streaming): of
-            every class floor(n / T) in each, and the rest is not used.
+        parts: T, parts in which a client's unlabelled examples arrive one after another
+            (streaming): floor(n / T) of every class in each, and the rest is unused.
         rounds_per_part: rounds in which a client has a part, the last one to the end; None: rounds
             of the run // T.
     """
@@ -153,22 +153,20 @@ def class_counts(
     labelled_counts: Annotated[Sequence[int] | None, Whole(0)] = None,
     overlap: bool = False,
 ) -> Partition:
-    """Whole numbers: client c gets counts[(k - c) mod K] examples of class k; what is left is
-    unused.
+    """Exact counts: client c gets counts[(k - c) mod K] examples of class k; the rest is unused.
 
     The splits of ProtoFSSL (`fedjax_ssl.presets.protofssl_split`).
 
     Args:
         counts: [K] by offset from the client's preferred class c mod K, or one number for all
             classes.
-        balanced: examples of every class that every client is given beside them; in the paper the
-            labelled ones.
+        balanced: further examples of every class for every client; in the paper the labelled ones.
         unlabelled: examples without a class label for each client; all of them, evenly, by default.
-        labelled_counts: numbers as `counts`, of examples that are dealt apart, as labelled ones:
-            for supervision `dealt`.
-        overlap: all other examples are dealt from the beginning of each class again, so that those
-            dealt as labelled ones are unlabelled examples too, of the same client or of another one
-            (ProtoFSSL's later code).
+        labelled_counts: numbers like `counts`, of examples that are dealt separately as labelled
+            ones, for supervision `dealt`.
+        overlap: deal the unlabelled examples from the start of each class again, so that labelled
+            examples are also unlabelled examples of the same or another client (ProtoFSSL's later
+            code).
     """
     given = tuple(counts)
     apart = None if labelled_counts is None else tuple(labelled_counts)
@@ -247,13 +245,13 @@ def majority(
     """FedUL's non-iid split, as in its released code: client c has mostly examples of classes 2c
     and 2c + 1 (mod K).
 
-    Client c asks for shares drawn from U[0.45, 0.55] per class, multiplied by `factor` for its two
-    classes, of an equal part of the data. Classes are handed out in the order of the file, and what
-    runs out is missing: the last clients have classes without examples.
+    Client c wants an equal part of the data, with class shares drawn from U[0.45, 0.55], times
+    `factor` for its two classes. Examples are dealt in the order of the file until a class runs
+    out, so the last clients lack some classes.
 
     Args:
-        factor: how much more of its two classes a client asks for.
-        max_examples: of a client, where that is less than an equal part.
+        factor: factor on the shares of a client's two classes.
+        max_examples: most examples of a client, if that is less than an equal part.
     """
 
     def assign(key: PRNGKey, pool: Pool) -> Ids:
@@ -282,11 +280,10 @@ def majority(
 
 
 def paired_dirichlet(alpha: Positive, labels_per_class: Count) -> Partition:
-    """Equal clients in pairs with uneven class mixes, labelled and other examples dealt apart
-    (SAGE).
+    """Equal clients in pairs with uneven class mixes; labelled and other examples are dealt
+    separately (SAGE).
 
-    See `deal_to_pairs`; with supervision `dealt`, clients see the labels of those dealt as
-    labelled.
+    See `deal_to_pairs`. With supervision `dealt`, clients see the labels of the labelled examples.
 
     Args:
         alpha: concentration, small = uneven.
@@ -343,15 +340,15 @@ def own_class(
     """FedRGD's non-iid split: client c first gets examples of class c mod K, then a share of the
     remaining ones of all classes.
 
-    The share of its own class is skew + (1 - skew) / K on average, and the
-    mean total variation distance of the class shares of two clients of different classes is `skew`,
-    as far as the classes last: what a class lacks is made up from the others. 0 is `random`, up to
-    a remainder that is dealt here too. No example is dealt twice.
+    The share of its own class is skew + (1 - skew) / K on average, and the mean total variation
+    distance of the class shares of two clients of different classes is `skew`, while classes last;
+    missing examples of a class are replaced by other classes. 0 is `random`, except that a
+    remainder is dealt too. No example is dealt twice.
 
     Args:
-        skew: R, the part that is of the client's own class.
-        cut: where the clients are a multiple of the classes, one part per class is dealt, and cut
-            at random into equal parts for its clients (CIFAR-10); False: every client has
+        skew: R, share of the client's own class.
+        cut: if the number of clients is a multiple of the classes, deal one part per class and cut
+            it at random into equal parts for its clients (CIFAR-10); False: every client has
             exactly R of its own class (SVHN).
     """
 
@@ -410,10 +407,10 @@ def deal_to_pairs(key: PRNGKey, group: Ids, num_groups: int, num_clients: int, a
     each class in turn is split by shares from Dir(alpha, alpha), but a client that holds half of
     the slice gets nothing more; the whole slice is drawn anew until the smaller client has a
     quarter of it. The examples of all clients, one client after another in random order, are then
-    cut again into equal parts: what a client has too many of goes to its neighbour.
+    cut again into equal parts, so a client's surplus goes to its neighbour.
 
-    Where none of 64 draws is even enough, as with a single class and a small alpha, the most even
-    one is taken.
+    If none of 64 draws is even enough, for example with a single class and a small alpha, the most
+    even one is taken.
 
     Args:
         key: typed PRNG key.

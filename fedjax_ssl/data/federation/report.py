@@ -1,4 +1,4 @@
-"""Report a federation: a text table and a picture of who has which classes and labels."""
+"""Report a federation: a text table and a picture of clients, classes and labels."""
 
 import os
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ from fedjax_ssl.errors import counted
 from fedjax_ssl.plotting import use_matplotlib
 
 _BARS = " ▁▂▃▄▅▆▇█"
-# columns in words
+# Column names in words.
 _WEAK = {"coarse": "with a coarse label", "in sets": "in sets with known class shares"}
 _DRAWN = 2000  # clients in a picture at most
 _NAMED = 60  # clients in a picture with their names, at most
@@ -24,18 +24,18 @@ _COLORS = {
     "labelled": "darkorange",
     "held out": "darkgrey",
 }
-# Parts of a picture in a grey that is read on white and on black.
+# Grey, for parts of a picture that must be readable on white and on black.
 _GREY: Any = ("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color")
 
 
 def counts_by_kind(data: FederatedData) -> dict[str, Int[np.ndarray, "C K1"]]:
-    """Count by client and true class, the last column for none.
+    """Count examples by client and true class; the last column is for examples without a class.
 
     Args:
         data: one federation, not traced.
 
     Returns:
-        "examples", all of them; "coarse" and "in sets", where there are such; "labelled".
+        "examples" (all), "labelled", and if there are any, "coarse" and "in sets".
     """
     index = np.asarray(data.index)
     width = data.num_classes + 1
@@ -67,7 +67,7 @@ def report(
     Args:
         data: one federation, not traced.
         class_names: K names, printed as the histogram's legend.
-        client_names: one name per client, printed behind its number unless one is a number; None:
+        client_names: one name per client, printed after its number unless a name is a number; None:
             numbers alone.
         max_rows: clients printed one by one; minimum, median and maximum always cover all clients.
 
@@ -87,7 +87,7 @@ def report(
         sets = np.asarray(data.weak.num_observations)  # type: ignore[union-attr]
         columns["sets"] = np.where(columns["in sets"] > 0, sets, 0)
     names = list(client_names or map(str, range(data.num_clients)))
-    # otherwise it is by its name alone that a client is named
+    # A client is shown by its name alone if names are numbers.
     if not any(name.isdecimal() for name in names):
         names = [f"{number} {name}" for number, name in enumerate(names)]
     values = np.stack(list(columns.values()), axis=1)
@@ -120,7 +120,7 @@ def report(
 
 
 def _summary(data: FederatedData, counts: dict[str, Int[np.ndarray, "C K1"]]) -> str:
-    """Write a line with the numbers of examples by place, and with what is known of them."""
+    """Return a line with the numbers of examples by place, and by kind of label."""
     summary = data.summary()
     weak = "".join(
         f", {counts[what].sum()} {words}" for what, words in _WEAK.items() if what in counts
@@ -143,7 +143,7 @@ def _summary(data: FederatedData, counts: dict[str, Int[np.ndarray, "C K1"]]) ->
 
 
 def _histogram(counts: Int[np.ndarray, " K"]) -> str:
-    """Return one character per class: blank for none, higher for more; anything above zero is
+    """Return one character per class: blank for none, higher for more; any number above zero is
     visible.
     """
     height = np.ceil(counts / max(counts.max(), 1) * (len(_BARS) - 1)).astype(int)
@@ -153,8 +153,8 @@ def _histogram(counts: Int[np.ndarray, " K"]) -> str:
 def untested(
     data: FederatedData, class_names: Sequence[str], client_names: Sequence[str]
 ) -> list[str]:
-    """Find classes and clients without a test example, and classes without a validation example,
-    where others have some, a sentence each.
+    """Find classes and clients without a test example, and classes without a validation example, if
+    others have some, a sentence each.
 
     Args:
         data: one federation, not traced.
@@ -180,14 +180,14 @@ _LEFT_OUT = {
 def lacking(
     what: str, names: Sequence[str], tested: Int[np.ndarray, " t"], kind: str = "test"
 ) -> list[str]:
-    """Name classes and clients that no test example has while others have some: a sentence, or
-    none.
+    """Return a sentence about classes or clients without a test example, if others have some;
+    otherwise "".
 
     Args:
         what: "class" or "client".
-        names: of all of them.
-        tested: that of each test example; -1, or a number without a name: it does not count.
-        kind: "test" or "validation": of which examples.
+        names: names of all classes or clients.
+        tested: class or client of each test example; -1 and numbers without a name do not count.
+        kind: "test" or "validation".
     """
     counts = np.bincount(tested[(tested >= 0) & (tested < len(names))], minlength=len(names))
     without = np.flatnonzero(counts == 0)
@@ -206,16 +206,16 @@ def plot_partition(
 ) -> None:
     """Draw client x class counts as circles, area ~ examples, and save the picture.
 
-    Examples with a weak label and those with a class label are filled in, each in a colour. Behind
-    the clients stand the server and what is held out, on a scale of their own. Examples without a
-    true label have a row. The background is transparent.
+    Examples with a weak label or a class label are filled in, each in a colour. After the clients
+    come the server and held-out examples, on a separate scale. Examples without a true label have a
+    row of their own. The background is transparent.
 
     Args:
         data: one federation, not traced.
         path: where to save; the ending decides the format (.png, .pdf, .svg). A file that is open
             gets a PNG.
         class_names: K names for the axis; None: class numbers.
-        client_names: names for the other axis, where there is room for them; None: client numbers.
+        client_names: names for the other axis, if there is room; None: client numbers.
     """
     use_matplotlib()
     from matplotlib import rc_context
@@ -233,11 +233,11 @@ def plot_partition(
         "labelled": ("server", real_rows(data.server_index, data.num_server)),
         "held out": ("held out", np.concatenate(held_out)),
     }
-    # evenly spaced
+    # Clients at even distances.
     number = min(data.num_clients, _DRAWN)
     drawn = np.unique(np.linspace(0, data.num_clients - 1, number).astype(int))
     classes = [*(class_names or map(str, range(data.num_classes))), "no class"]
-    # Beyond some 100 clients circles would be dots, so the figure stops growing and they shrink.
+    # Beyond some 100 clients, circles would be dots, so the figure stops growing.
     size = min(5 + 0.3 * len(drawn), 24), min(3 + 0.3 * len(classes), 18)
     spacing = 72 * min((size[0] - 2) / (len(drawn) + 3), (size[1] - 3) / len(classes), 0.32)
     figure = Figure(figsize=size, layout="constrained")
@@ -249,12 +249,12 @@ def plot_partition(
             column, row = np.nonzero(table)
             area = spacing**2 * table[column, row] / max(largest, 1)
             axes.scatter(first + column, row, s=area, color=_COLORS[what], linewidths=0)
-            # Its own size: the scatter's would be as large as its first circle.
+            # A fixed size: the scatter's legend would be as large as its first circle.
             axes.plot([], [], "o", color=_COLORS[what], label=words)
 
         most = int(counts["examples"].max())
         for what, table in counts.items():
-            # a weak label's circle has room for the labelled ones, which are drawn on top
+            # A weak label's circle also covers the labelled ones, which are drawn on top.
             filled = table + counts["labelled"] if what in _WEAK else table
             words = f"{table.sum():,} {_WEAK.get(what, what)}"
             circles(filled[drawn], 0, what, most, words)

@@ -1,4 +1,4 @@
-"""Splits that can be checked: a short hash of who has what, and files of row numbers.
+"""Splits that can be verified: a short hash of all assignments, and files of row numbers.
 
 A split file is an `.npz` of whole numbers and texts; docs/partitions.md shows how NumPy alone reads
 one. Rows are numbered over the training examples and then the
@@ -37,8 +37,7 @@ class SplitFile(NamedTuple):
     validation: Int[np.ndarray, " V"]
     test: Int[np.ndarray, " T"]
     test_client: Int[np.ndarray, " T"]
-    # ^ the client that each test example belongs to: from C on, clients that do not train; -1:
-    # nobody's
+    # ^ owner of each test example; from C on, clients that do not train; -1: none
     widths: Int[np.ndarray, " 6"]
     # ^ widths of a run's tables, see `_widths`: with equal widths, sums are added in the same order
     dataset: str  # its name, for messages
@@ -47,13 +46,13 @@ class SplitFile(NamedTuple):
 
 
 def split_hash(dataset: Dataset, data: FederatedData) -> str:
-    """Hash who has which example, which labels are seen, and which examples are for what.
+    """Hash the assignment of examples to clients, the visible labels, and the use of examples.
 
-    Examples count by content and clients by what they have, so that names, numbers and the order of
-    files change nothing.
+    Examples are identified by content and clients by their examples, so names, numbers and the
+    order of files change nothing.
 
     Args:
-        dataset: that the federation was made of.
+        dataset: dataset of the federation.
         data: not traced.
 
     Returns:
@@ -103,7 +102,7 @@ def split_hash(dataset: Dataset, data: FederatedData) -> str:
 def _ids_of_sets(
     ids: Int[np.ndarray, "C n"], observed: Int[np.ndarray, "C n"]
 ) -> Int[np.ndarray, "C n"]:
-    """Name each set, or coarse label, of a client by the examples that have it."""
+    """Identify each set, or coarse label, of a client by its examples."""
     found = np.zeros(observed.shape, np.uint64)
     for client, seen in enumerate(observed):
         for number in np.unique(seen[seen >= 0]):
@@ -122,7 +121,7 @@ def content_hash(dataset: Dataset) -> str:
 
 
 def split_path(path: str | Path, seed: int) -> Path:
-    """Give the path of a split file, in which `{seed}` stands for the seed of the run."""
+    """Return the path of a split file; `{seed}` in it stands for the seed of the run."""
     return Path(str(path).replace("{seed}", str(seed))).expanduser()
 
 
@@ -131,15 +130,15 @@ def write_split(path: str | Path, dataset: Dataset, data: FederatedData) -> str:
 
     Args:
         path: ends in .npz.
-        dataset: that the federation was made of.
+        dataset: dataset of the federation.
         data: not traced.
 
     Returns:
         The hash of the split.
 
     Raises:
-        ValueError: clients have weak labels, parts or examples that are dealt twice, which the file
-            does not hold.
+        ValueError: clients have weak labels, parts or examples that are dealt twice, which a file
+            cannot store.
     """
     table = np.asarray(data.index)
     sizes = np.asarray(data.num_examples)
@@ -179,8 +178,8 @@ def read_split(path: str | Path, dataset: Dataset) -> SplitFile:
     """Read a split file.
 
     Args:
-        path: that `write_split` wrote.
-        dataset: that the file is about.
+        path: file written by `write_split`.
+        dataset: dataset of the file.
 
     Raises:
         ValueError: it is not there, no split file, or of another dataset.
@@ -211,12 +210,12 @@ def read_split(path: str | Path, dataset: Dataset) -> SplitFile:
 def federate_by_file(
     path: str | Path, dataset: Dataset, inputs: Array | HostInputs | None = None
 ) -> FederatedData:
-    """Deal the examples of a dataset as a split file says.
+    """Deal the examples of a dataset by a split file.
 
     Args:
-        path: as of `read_split`.
-        dataset: that the file is about.
-        inputs: as of `federate`.
+        path: see `read_split`.
+        dataset: dataset of the file.
+        inputs: see `federate`.
 
     Returns:
         The federation; its clients have their examples in the order of the file, labelled ones
@@ -244,7 +243,7 @@ def federate_by_file(
     index[column < sizes[:, None]] = given.rows[np.lexsort((~sees, client))]
     splits = [split.x for split in dataset.splits().values()]
     count = len(truth)
-    # The dataset's own test examples are brought along where somebody uses them.
+    # The dataset's own test examples are loaded if they are used.
     if used.max(initial=0) < len(dataset.train):
         splits = splits[:1]
         count = len(dataset.train)
@@ -284,7 +283,7 @@ def federate_by_file(
 
 
 def holds_validation(path: str | Path) -> bool:
-    """Tell whether a split file has validation examples; a file that is not there has none."""
+    """Return whether a split file has validation examples; a missing file has none."""
     try:
         with np.load(path, allow_pickle=False) as content:
             return "validation" in content.files and content["validation"].size > 0
@@ -293,7 +292,7 @@ def holds_validation(path: str | Path) -> bool:
 
 
 def _widths(data: FederatedData) -> tuple[int, int, int, int, int, int]:
-    """Give bounds of labelled and unlabelled examples of a client, and widths of the tables of
+    """Return bounds of a client's labelled and unlabelled examples, and widths of the tables of
     clients, test, validation and server.
     """
     tables = data.index, data.test_index, data.valid_index, data.server_index

@@ -1,11 +1,10 @@
-"""Decide which labels are seen, and by whom.
+"""Supervision: the labels that are visible, and the clients that see them.
 
-A supervision hides labels after the data have been dealt; only "server" acts before, because its
-examples leave the clients. Only the rules that balance classes look at labels, as the person who
-prepares such a split would; "all", "fraction", "total" and "per_client" choose blindly among the
-examples that have a label, and "planned" by their inputs. A client with fewer labels than asked for
-keeps all it has; `FederatedData.num_labelled` tells. Shapes: N training examples, C clients, K
-classes.
+A supervision hides labels after the data are dealt; only "server" acts before, because its examples
+leave the clients. Only rules that balance classes read labels, like the person who prepares such a
+split; "all", "fraction", "total" and "per_client" choose blindly among the examples with a label,
+and "planned" by their inputs. A client with too few labels keeps all it has; see
+`FederatedData.num_labelled`. Shapes: N training examples, C clients, K classes.
 """
 
 from collections.abc import Callable, Sequence
@@ -32,14 +31,14 @@ from fedjax_ssl.keys import PRNGKey, named_key
 from fedjax_ssl.own_code import check_returned
 from fedjax_ssl.registry import Registry
 
-# class shares at test time: of the clients' examples, or of their sets
+# Class shares at test time: those of the clients' examples, uniform, or those of their sets.
 Prior = Literal["train", "uniform", "sets"]
 
 
 class Supervision(NamedTuple):
     """Policy that keeps labels."""
 
-    # True where the client sees the label
+    # mask of entries whose label the client sees
     keep: Callable[[PRNGKey, Holdings], Mask]
     server_labels: int = 0
     # ^ examples that leave the clients for the server, equally many of every class
@@ -50,15 +49,13 @@ class Supervision(NamedTuple):
     labelled_clients: int | None = None  # None: all
     which: str = "first"
     weak: tuple[tuple[WeakRule, int | None], ...] = ()
-    # ^ rules and for how many further clients; None: all clients
+    # ^ weak rules, each with its number of further clients; None: all clients
     prior: str = "train"
-    # ^ class shares at test time: of the clients' examples, "uniform", or what the "sets" add up to
+    # ^ class shares at test time: of the clients' examples, "uniform", or the sum of the "sets"
     noise: float = 0.0  # noise in the class shares that clients report
 
     def check(self, num_clients: int, num_with_label: int) -> None:
-        """Raise ValueError where more labels or more clients of a kind are asked for than
-        exist.
-        """
+        """Raise ValueError if more labels or clients of a kind are needed than exist."""
         with_labels = self.labelled_clients or 0
         if with_labels > num_clients:
             raise ValueError(
@@ -100,13 +97,13 @@ class Supervision(NamedTuple):
         return each * len(class_counts)
 
     def draw_at_server(self, key: PRNGKey, labels: Ids, available: Mask, num_classes: int) -> Mask:
-        """Return True for the examples that leave the clients for the server."""
+        """Return the mask of examples that leave the clients for the server."""
         if self.all_at_server:
             return available & (labels >= 0)
         return balanced_draw(key, labels, available, self.server_labels // num_classes)
 
     def label(self, key: PRNGKey, holdings: Holdings) -> Mask:
-        """Return True where a client sees the label of its example."""
+        """Return the mask of examples whose label a client sees."""
         num_clients = holdings.members.shape[0]
         members = self._place(key, num_clients) < self._keeping(num_clients)
         holdings = holdings._replace(members=members)
@@ -117,17 +114,18 @@ class Supervision(NamedTuple):
         return kept & holdings.eligible
 
     def observe(self, key: PRNGKey, holdings: Holdings) -> tuple[Entries, WeakLabels | None]:
-        """Return the clients' entries, and what they know of those without a label.
+        """Return the clients' entries, and their observations of entries without a class label.
 
-        In the second result `labels` and `num_examples` are still empty: the tables are made of the
-        entries.
+        In the second result, `labels` and `num_examples` are still empty; tables are made from the
+        entries later.
         """
         num_clients = holdings.members.shape[0]
         rows = int_range(holdings.client.shape[0])
         plain = Entries(holdings.client, rows, jnp.full(rows.shape, -1, jnp.int32))
         if not self.weak:
             return plain, None
-        # Every rule has the next clients in order; those that are left know nothing more.
+        # Every rule gets the next clients in order; the remaining clients have no further
+        # observations.
         place = self._place(key, num_clients)
         first = self.labelled_clients or 0
         observed = []
@@ -168,11 +166,11 @@ class Supervision(NamedTuple):
         return counts / jnp.maximum(counts.sum(), 1e-12)
 
     def _keeping(self, num_clients: int) -> int:
-        """Count the clients that keep labels."""
+        """Return the number of clients that keep labels."""
         return num_clients if self.labelled_clients is None else self.labelled_clients
 
     def _place(self, key: PRNGKey, num_clients: int) -> Int[Array, " C"]:
-        """Return the order in which clients are given labels, coarse labels and sets."""
+        """Return the order in which clients get labels, coarse labels and sets."""
         if self.which == "random" and (self.labelled_clients is not None or self.weak):
             return rank_within(named_key(key, "clients"), jnp.zeros(num_clients, jnp.int32))
         return int_range(num_clients)
@@ -200,8 +198,8 @@ def per_client(labels: Count, class_balanced: bool = False) -> Supervision:
 
     Args:
         labels: labels of each client, >= 1.
-        class_balanced: False: drawn uniformly from the client's examples. True: as equal as
-            possible over the classes that the client has, the odd ones to random classes.
+        class_balanced: False: draw uniformly from the client's examples. True: balance labels over
+            the client's classes; a remainder goes to random classes.
     """
     return Supervision(
         lambda key, holdings: _rank_in_client(key, holdings, class_balanced) < labels
@@ -209,7 +207,7 @@ def per_client(labels: Count, class_balanced: bool = False) -> Supervision:
 
 
 def per_class(labels: Count) -> Supervision:
-    """`labels` labels of every class at every client, as far as the client has that class.
+    """`labels` labels of every class at every client, or as many as the client has.
 
     Args:
         labels: labels of each class at a client.
@@ -218,7 +216,7 @@ def per_class(labels: Count) -> Supervision:
 
 
 def circulant(label_counts: Annotated[Sequence[int], Whole(0)]) -> Supervision:
-    """Client c sees label_counts[(k - c) mod K] labels of class k, as far as it has that class.
+    """Client c sees label_counts[(k - c) mod K] labels of class k, or as many as it has.
 
     Args:
         label_counts: [K] by offset from the client's preferred class c mod K.
@@ -257,8 +255,8 @@ def fraction(fraction: Annotated[float, In("(0, 1]")], class_balanced: bool = Fa
 def total(labels: Count, class_balanced: bool = False) -> Supervision:
     """`labels` labels in the whole federation, shared equally between the clients that keep labels.
 
-    Clients take turns, so that the number is exact whenever these clients have enough examples, and
-    what one client lacks goes to the others; the odd ones go to random clients.
+    Clients take turns, so the number is exact if they have enough examples: if one client lacks
+    examples, others get its labels. A remainder goes to random clients.
 
     Args:
         labels: number of labels n_L, at least 1.
@@ -274,10 +272,10 @@ def total(labels: Count, class_balanced: bool = False) -> Supervision:
 
 
 def total_per_class(labels: Count) -> Supervision:
-    """`labels` labels of every class in the whole federation, at whichever clients have them.
+    """`labels` labels of every class in the whole federation, at any clients.
 
     Args:
-        labels: labels of each class, at least 1; all of a class of which fewer are there.
+        labels: labels of each class, at least 1; a class with fewer examples keeps all.
     """
     return Supervision(
         lambda key, holdings: (
@@ -287,13 +285,13 @@ def total_per_class(labels: Count) -> Supervision:
 
 
 def xclp_noniid(labels: Count, classes: Count = 5) -> Supervision:
-    """XCLP's non-iid labels: each client has labels of `classes` classes only, while its data may
-    hold all.
+    """XCLP's non-iid labels: each client has labels of `classes` classes only, although its data
+    may have all.
 
     In every block of K consecutive clients one set of classes is drawn, and the clients of the
     block take its K cyclic shifts, so that every class is labelled at equally many of them
     (FedAvg+XCLP, the CIFAR-10 splits of the released code). Numbers per class differ by at most
-    one; where a client lacks a class its other drawn classes stand in.
+    one; if a client lacks a class, its other drawn classes replace it.
 
     Args:
         labels: labels of each client that keeps labels, at least 1.
@@ -323,10 +321,10 @@ def class_pairs(labels: Annotated[int, Whole(2)]) -> Supervision:
     """FedRGD's non-iid labels: client c has labels of classes 2c and 2c + 1 (mod K) only, half of
     each.
 
-    The classes of what stays unlabelled are those of the client's data without these.
+    Unlabelled examples may have any class of the client's data.
 
     Args:
-        labels: labels of each client that keeps labels, at least 2; the odd one is of class 2c.
+        labels: labels of each client that keeps labels, at least 2; an odd one has class 2c.
     """
 
     def keep(key: PRNGKey, holdings: Holdings) -> Mask:
@@ -354,12 +352,12 @@ def dealt() -> Supervision:
 
 
 def server(labels: Annotated[int | None, Whole()] = None, at_clients: bool = False) -> Supervision:
-    """Move floor(labels / K) examples of each class to the server, with their labels; clients
-    see none.
+    """Move floor(labels / K) examples of each class to the server, with their labels; clients see
+    none.
 
     Args:
-        labels: at the server; by default all examples that have a label.
-        at_clients: the clients see all labels of their examples too: the supervised reference.
+        labels: labels at the server; by default all examples with a label.
+        at_clients: clients see all labels of their examples too, as a supervised reference.
     """
     shown = all_labels() if at_clients else no_labels()
     return shown._replace(server_labels=labels or 0, all_at_server=labels is None)
@@ -374,8 +372,7 @@ def coarse(
 
     Args:
         correspondence: "parity", "shape", "superclass", ...: see `fedjax_ssl.data.correspondence`;
-            "shape,parity": the clients in turn have these spaces; "own": the coarse labels that
-            came with the dataset.
+            "shape,parity": clients have these spaces in turn; "own": the dataset's coarse labels.
         overlap: this share of the coarse labels is uniform over the coarse classes.
         server_labels: labelled examples at the server, as in `server`.
     """
@@ -395,12 +392,12 @@ def sets(
 
     Args:
         sets: sets of each client.
-        set_counts: sets of client 0, 1, ... where they differ; in place of `sets`.
+        set_counts: number of sets of client 0, 1, ..., in place of `sets`.
         protocol: how sets are filled, see `fedjax_ssl.data.federation.unlabelled_sets`.
-        shared_shares: the same wanted shares at all clients.
+        shared_shares: all clients have the same wanted shares.
         test_prior: class shares at test time, which clients know: of the "train" examples,
-            "uniform", or as the "sets" add up to.
-        noise: how badly clients know the shares of their sets, see `perturbed_shares`.
+            "uniform", or the sum of the "sets".
+        noise: error of the shares that clients know of their sets, see `perturbed_shares`.
     """
     rule = unlabelled_sets(
         (sets,) if set_counts is None else tuple(set_counts), protocol, shared_shares
@@ -409,11 +406,11 @@ def sets(
 
 
 def as_given(test_prior: Prior = "sets") -> Supervision:
-    """Keep the labels that came with the dataset: class labels, coarse labels, and sets with
-    their class shares (a CSV file).
+    """Keep the labels that came with the dataset: class labels, coarse labels, and sets with their
+    class shares (a CSV file).
 
     Args:
-        test_prior: class shares at test time: "sets", as the sets add up to, "train" or "uniform".
+        test_prior: class shares at test time: the sum of the "sets", "train" or "uniform".
     """
     return all_labels()._replace(weak=((weak_labels.given(), None),), prior=test_prior)
 
@@ -452,7 +449,7 @@ def mixed(
 
 
 def balanced_draw(key: PRNGKey, labels: Ids, available: Mask, each: int) -> Mask:
-    """Return True for `each` of the available labelled examples of every class, fewer only where
+    """Return the mask of `each` of the available labelled examples of every class, or of all if
     there are fewer.
     """
     known = available & (labels >= 0)
@@ -496,7 +493,7 @@ def build_supervision(
         name: one of `SUPERVISIONS`.
         labelled_clients: number of clients that keep labels; None: all.
         which: "first": clients 0, 1, ...; "random": drawn by key.
-        **options: of the named supervision.
+        **options: options of the named supervision.
 
     Raises:
         ValueError: unknown name or option (with the nearest known one), a missing or a bad option.
@@ -523,8 +520,8 @@ def _rank_in_client(
     class_balanced: bool,
     among: Mask | None = None,
 ) -> Ids:
-    """Return a random place within the client; `class_balanced`: classes take turns, in random
-    order in every turn.
+    """Return a random place within the client; with `class_balanced`, classes take turns, in a new
+    random order each time.
     """
     eligible = holdings.eligible
     if among is not None:

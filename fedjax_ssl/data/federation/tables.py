@@ -27,7 +27,7 @@ from fedjax_ssl.keys import PRNGKey, named_key
 
 
 class Plan(NamedTuple):
-    """Everything about a federation but its key and arrays."""
+    """All facts about a federation except its key and arrays."""
 
     facts: Facts
     supervision: Supervision
@@ -47,13 +47,13 @@ class Widths(NamedTuple):
     test: int
     valid: int
     server: int
-    min_labelled: int = 1  # labels of a client that has any
+    min_labelled: int = 1  # fewest labels of a client with labels
 
 
 class Roles(NamedTuple):
     """The use of every training example."""
 
-    holder: Ids  # client that has it, for training or as a test example; -1 = nobody
+    holder: Ids  # client that has it, for training or as a test example; -1 = none
     entries: Entries  # the examples as clients train on them
     weak: WeakLabels | None
     test: Mask
@@ -62,12 +62,12 @@ class Roles(NamedTuple):
 
 
 def find_widths(plan: Plan, roles: Roles) -> Widths:
-    """Find widths for the tables of roles that are drawn."""
+    """Choose widths for the tables of drawn roles."""
     client = np.asarray(roles.entries.client)
     labelled = np.asarray(roles.entries.labelled)
     counts = np.bincount(client[client >= 0], minlength=plan.facts.num_clients)
     known = np.bincount(client[labelled & (client >= 0)], minlength=plan.facts.num_clients)
-    # The largest of a dataset's own clients trains with most keys, so that it needs no room.
+    # The largest natural client trains under most keys, so its size needs no extra room.
     max_labelled, max_unlabelled, examples = (
         _width(sizes, exact=plan.natural) for sizes in (known, counts - known, counts)
     )
@@ -86,13 +86,13 @@ def find_widths(plan: Plan, roles: Roles) -> Widths:
 
 
 def _width(counts: Int[np.ndarray, " C"], exact: bool = False) -> int:
-    """Return the largest count, with room for that of other keys where clients differ."""
+    """Return the largest count, with room for other keys if clients differ."""
     most = int(counts.max())
     return most if exact or most == counts[counts > 0].min(initial=most) else _roomy(most)
 
 
 def _roomy(count: int) -> int:
-    """Round up by an eighth at most, so that most keys have the same width, and so one program."""
+    """Round up by at most an eighth, so that most keys have the same width and share a program."""
     step = 1 << max(count.bit_length() - 4, 0)
     return -(-count // step) * step
 
@@ -103,16 +103,16 @@ def tabulate(
     """Make all index tables and counts of a federation, by the names of `FederatedData`.
 
     Args:
-        roles: in NumPy's arrays, as what is returned.
-        labels: of the training examples.
+        roles: roles in NumPy arrays, like the result.
+        labels: labels of the training examples.
         num_clients: C.
-        widths: of the tables.
+        widths: widths of the tables.
     """
     entries = roles.entries
     labelled = np.asarray(entries.labelled)
     weak = roles.weak
     held = entries.client >= 0
-    # An example that is dealt again may have its label at one client and none at another.
+    # An example that is dealt twice may have its label at one client only.
     seen = roles.server.copy()
     seen[entries.row[labelled & held]] = True
     weakly = ~labelled & (entries.observation >= 0)
@@ -157,7 +157,7 @@ def tabulate(
 def with_own_test(
     key: PRNGKey, dataset: Dataset, plan: Plan, roles: Roles, tables: dict[str, Any]
 ) -> tuple[list[np.ndarray], dict[str, Any]]:
-    """Add the dataset's own test examples to the tables, where it is tested on them.
+    """Add the dataset's own test examples to the tables, if it is tested on them.
 
     Returns:
         (examples of the splits in use, tables with the labels of them all and two further fields of

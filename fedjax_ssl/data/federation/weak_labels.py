@@ -1,9 +1,9 @@
 """Weak labels: coarse labels and set proportions in place of class labels.
 
-A coarse label comes from another label space (FedMT, arXiv 2210.02042), a set with known class
-shares from nothing but counting (FedUL, arXiv 2204.03304). Both are the class seen through a
-channel: the federation says for every client which observation each example gave, and the matrix
-behind it. Shapes: C clients, n rows of the largest client, O observations (padded to the largest
+A coarse label comes from another label space (FedMT, arXiv 2210.02042). A set with known class
+shares only needs counting (FedUL, arXiv 2204.03304). In both cases the class is seen through a
+channel: the federation has, for every client, the observation of each example and the matrix behind
+it. Shapes: C clients, n rows of the largest client, O observations (padded to the largest
 client's), K classes, N training examples, E entries dealt to clients.
 """
 
@@ -34,7 +34,7 @@ from fedjax_ssl.data.federation.pool import Entries, Holdings
 from fedjax_ssl.keys import PRNGKey, named_key
 from fedjax_ssl.registry import check_known
 
-# how sets are filled, see `unlabelled_sets`
+# Rules that fill sets, see `unlabelled_sets`.
 Protocol = Literal["dealt", "equal", "reference"]
 # smallest share before normalization, and factor of the dominant class (FedUL)
 _SCALINGS = 30  # iterations that scale the sets' shares, by set and by class in turn
@@ -43,7 +43,7 @@ _DOMINANCE = 10.0
 
 
 class Observed(NamedTuple):
-    """Values that a rule gives its clients; zero for all others."""
+    """Results of a rule for its clients; zero for all others."""
 
     entries: Entries
     num_observations: Int[Array, " C"]
@@ -57,16 +57,16 @@ class WeakRule(NamedTuple):
 
     observe: Callable[[PRNGKey, Holdings], Observed]
     coarse_names: Callable[[int], tuple[str, ...]] | None = None
-    # ^ K -> of its coarse labels; None: the dataset's own
+    # ^ K -> names of its coarse labels; None: the dataset's own
 
 
 def coarse_labels(correspondence: str, overlap: float = 0.0) -> WeakRule:
     """Every example shows a label of another space, drawn once with the probabilities of its class.
 
     Args:
-        correspondence: a name that `fedjax_ssl.data.correspondence` knows; several, with commas
-            between, go to the clients in turn, so that label spaces differ; "own": the labels that
-            the dataset has.
+        correspondence: a name of `fedjax_ssl.data.correspondence`; several names, separated by
+            commas, go to the clients in turn, so that label spaces differ; "own": the dataset's
+            labels.
         overlap: this share of the labels is uniform over the coarse classes, in [0, 1); not for
             "own".
 
@@ -99,7 +99,7 @@ def coarse_labels(correspondence: str, overlap: float = 0.0) -> WeakRule:
         return _coarse(holdings, jnp.where(holdings.labels >= 0, drawn, -1), matrices, space)
 
     def coarse_names(num_classes: int) -> tuple[str, ...]:
-        """Name the labels; where spaces differ, label j has the j-th name of each."""
+        """Return the names of the labels; if spaces differ, label j has the j-th name of each."""
         each = zip_longest(*(correspondence_named(name, num_classes).names for name in names))
         return tuple(" / ".join(name for name in label if name) for label in each)
 
@@ -107,8 +107,8 @@ def coarse_labels(correspondence: str, overlap: float = 0.0) -> WeakRule:
 
 
 def drawn_observations(key: PRNGKey, logits: Float[Array, "N O"]) -> Ids:
-    """Draw one observation for every example; it depends on the key and the example's place
-    alone.
+    """Draw one observation for every example, which depends only on the key and the example's
+    place.
     """
     keys = jax.vmap(lambda row: jax.random.fold_in(key, row))(int_range(logits.shape[0]))
     return jax.vmap(jax.random.categorical)(keys, logits).astype(jnp.int32)
@@ -123,7 +123,7 @@ def _own_coarse_labels(holdings: Holdings) -> Observed:
     labels = jnp.asarray(own.coarse)
     matrix = own.correspondence
     if matrix is None:
-        matrix = np.zeros((own.num_coarse, holdings.num_classes))  # nobody knows it
+        matrix = np.zeros((own.num_coarse, holdings.num_classes))  # unknown
     if matrix.ndim == 2:
         return _coarse(holdings, labels, matrix[None])
     num_clients = holdings.members.shape[0]
@@ -141,8 +141,8 @@ def _coarse(
     matrices: Float[np.ndarray, "S J K"],
     space: Int[Array, " C"] | None = None,
 ) -> Observed:
-    """Return coarse labels of every member, in one of S label spaces, padded with rows of 0; by
-    default in the first.
+    """Return coarse labels of every member, in one of S label spaces padded with zero rows; by
+    default the first space.
     """
     members = holdings.members
     client = holdings.client
@@ -150,7 +150,7 @@ def _coarse(
     if space is None:
         space = jnp.zeros_like(members, jnp.int32)
     last = np.max(np.any(matrices > 0, axis=2) * np.arange(1, most + 1), axis=1)
-    last = np.where(last > 0, last, most)  # all, where nobody knows
+    last = np.where(last > 0, last, most)  # all rows, if unknown
     num_coarse = jnp.where(members, jnp.asarray(last, jnp.int32)[space], 0)
     return Observed(
         _entries(holdings, (client >= 0) & members[client], observation),
@@ -162,16 +162,16 @@ def _coarse(
 
 
 def _entries(holdings: Holdings, there: Mask, observation: Ids) -> Entries:
-    """Make one entry of its holder for every example that is `there`."""
+    """Make one entry for every example that is `there`, at its owner."""
     rows = int_range(there.shape[0])
     return Entries(jnp.where(there, holdings.client, -1), rows, jnp.where(there, observation, -1))
 
 
 def given() -> WeakRule:
-    """Labels that came with the dataset: sets at the clients whose class shares are given, coarse
-    labels at all others.
+    """Labels that came with the dataset: sets at clients with given class shares, coarse labels at
+    all others.
 
-    Clients are the natural ones, all of them.
+    Clients must be all the natural ones.
     """
 
     def observe(key: PRNGKey, holdings: Holdings) -> Observed:
@@ -198,7 +198,7 @@ def given() -> WeakRule:
         filled = own.set_shares.sum(axis=2) > 0  # [C, O]
         has_sets = jnp.asarray(filled.any(axis=1))
         most = max(num_sets, coarse.matrix.shape[1])
-        # Sets take the place of coarse labels at the clients that have them.
+        # At clients with sets, sets replace coarse labels.
         entries = coarse.entries
         by_sets = has_sets[jnp.maximum(holdings.client, 0)]
         observation = jnp.where(by_sets, jnp.asarray(own.sets), entries.observation)
@@ -220,13 +220,13 @@ def given() -> WeakRule:
 
 
 def together(observed: list[Observed]) -> Observed:
-    """Return the facts of rules about different clients in one table each, and all their
+    """Combine the results of rules for different clients into one table each, with all their
     entries.
     """
     most = max(each.matrix.shape[1] for each in observed)
     padded = [_padded(each, most) for each in observed]
     entries, *facts = zip(*padded, strict=True)
-    # A client has facts of one rule, and zeros of the others; of truth values + is "or".
+    # A client has results of one rule and zeros of the others; for bool, + is "or".
     summed = (functools.reduce(operator.add, one) for one in facts)
     return Observed(jax.tree.map(lambda *parts: jnp.concatenate(parts), *entries), *summed)
 
@@ -242,8 +242,8 @@ def _padded(observed: Observed, num_rows: int) -> Observed:
 def shares_of_sets(
     weak: WeakLabels, entries: Entries, counted: Bool[Array, " E"]
 ) -> Float[Array, "C O"]:
-    """Return the share of every set among the examples that train as members of sets, which
-    examples with a class label do not; 1 elsewhere.
+    """Return the share of every set among the client's examples that train as members of sets
+    (without a class label); 1 elsewhere.
     """
     num_clients, num_sets = weak.share.shape
     slot = jnp.where(counted, entries.client * num_sets + entries.observation, -1)
@@ -254,14 +254,14 @@ def shares_of_sets(
 def perturbed_shares(
     key: PRNGKey, shares: Float[Array, "C O K"], noise: float
 ) -> Float[Array, "C O K"]:
-    """Return class shares with errors of counting; the paper's formula is lost, this one is
-    ours.
+    """Return class shares with counting errors; the paper's formula is lost, and this one is ours.
 
     Args:
         key: typed PRNG key.
         shares: rows sum to 1, or are zero on padding.
-        noise: epsilon; every entry goes up or down with equal chance, by epsilon times itself, is
-            cut to [0, 1], and rows are normalized. A row that is cut to zero becomes uniform.
+        noise: epsilon; every entry is raised or lowered with equal probability, by epsilon times
+            itself, and cut to [0, 1]; then rows are normalized. A row that is cut to zero becomes
+            uniform.
     """
     sign = jnp.where(jax.random.bernoulli(key, shape=shares.shape), 1.0, -1.0)
     moved = jnp.clip(shares * (1.0 + noise * sign), 0.0, 1.0)
@@ -284,23 +284,23 @@ def _shares(values: Array, axis: int) -> Array:
 def unlabelled_sets(
     counts: tuple[int, ...], protocol: Protocol = "dealt", shared: bool = False
 ) -> WeakRule:
-    """Cut the examples of every client into sets of known, different class shares (FedUL,
-    section 7 of its code).
+    """Cut the examples of every client into sets of known, different class shares (FedUL, section 7
+    of its code).
 
-    Set m wants the shares U[0.1, 1), that of class m mod K multiplied by 10, normalized. What the
-    method is told are the shares that came out, not those wanted.
+    Set m wants shares from U[0.1, 1), with class m mod K multiplied by 10, normalized. The method
+    gets the actual shares, not the wanted ones.
 
     Args:
-        counts: number of sets of the first, second, ... client with sets; one number for all if
-            there is one.
-        protocol: "dealt": each class of a client is dealt to its sets in proportion to what they
-            want, so that all examples are used once. "equal", as in the paper's text: the same, and
-            all sets of a client have one size, but for rounding: what they want is scaled by set
-            and by class until both sums are right. "reference", as in the released code: sets
-            of equal size, each drawn anew from all of the client's examples, so that they overlap,
-            and smaller where a class is short; with `shared`, wanted shares are the sum of the
-            clients' and normalized over the sets.
-        shared: all clients want the same shares; else each its own.
+        counts: number of sets of the first, second, ... client with sets; a single number is for
+            all.
+        protocol: "dealt": each class of a client is dealt to its sets in proportion to the wanted
+            shares, so that all examples are used once. "equal", as in the paper's text: the same,
+            but all sets of a client have the same size up to rounding, because wanted shares are
+            scaled by set and by class until both sums are right. "reference", as in the released
+            code: sets of equal size, each drawn anew from all of the client's examples, so that
+            they overlap, and smaller if a class is short; with `shared`, wanted shares are the sum
+            of the clients' and normalized over the sets.
+        shared: all clients want the same shares; False: each its own.
     """
     if not counts:
         raise ValueError("set_counts is empty; give the number of sets of every client")
@@ -343,7 +343,7 @@ def unlabelled_sets(
         return jnp.where(real, _shares(together, axis=1 if protocol == "reference" else 2), 0.0)
 
     def _copies(num_classes: int) -> int:
-        # Shares normalized over the sets ask for K / M times as many examples as the client has.
+        # Shares normalized over the sets want K / M times as many examples as the client has.
         return -(-num_classes // min(counts)) if shared else 1
 
     return WeakRule(observe)
@@ -352,8 +352,8 @@ def unlabelled_sets(
 def realized_shares(
     entries: Entries, labels: Ids, num_clients: int, num_sets: int, num_classes: int
 ) -> tuple[Float[Array, "C O K"], Float[Array, "C O"]]:
-    """Return the class shares of every set as it came out, and the share of every set in its
-    client's examples.
+    """Return the actual class shares of every set, and the share of every set in its client's
+    examples.
     """
     truth = labels[entries.row]
     real = (entries.client >= 0) & (entries.observation >= 0) & (truth >= 0)
@@ -365,9 +365,7 @@ def realized_shares(
 
 
 def _spread(counts: tuple[int, ...], members: Bool[Array, " C"]) -> Int[Array, " C"]:
-    """Return the number of sets of every client: `counts` in order of the members, 0 for all
-    others.
-    """
+    """Return the number of sets of every client: `counts` in order of the members, 0 for others."""
     place = running_sum(members) - 1
     table = jnp.asarray(counts, jnp.int32)
     return jnp.where(members, table[jnp.clip(place, 0, len(counts) - 1)], 0)
@@ -390,7 +388,7 @@ def _of_one_size(wanted: Array, pool: Array) -> Float[Array, "C O K"]:
 
 
 def _dealt_quota(wanted: Array, pool: Array) -> Int[Array, "C O K"]:
-    """Examples per set and class: all of the pool, cut where the running shares say so."""
+    """Return examples per set and class: all of the pool, cut by the running shares."""
     running = jnp.cumsum(wanted, axis=1)
     running /= jnp.maximum(running[:, -1:], 1e-12)
     ends = jnp.floor(running * pool[:, None, :].astype(running.dtype) + 0.5).astype(jnp.int32)

@@ -1,5 +1,5 @@
-"""Augmentation inside the compiled step, before inputs are standardized: all by name, or a chain
-of names.
+"""Augmentation inside the compiled step, before inputs are standardized, by name or as a chain of
+names.
 """
 
 import inspect
@@ -25,9 +25,7 @@ class _Augmentations(Registry[Augmentation]):
 
 
 def _chain(links: Sequence[Callable[..., Augmentation]]) -> Callable[..., Augmentation]:
-    """Return the builder of augmentations one after another. An option goes to every link that
-    takes it.
-    """
+    """Return the builder of a chain of augmentations. An option goes to every link that has it."""
     taken = [inspect.signature(link, eval_str=True).parameters for link in links]
 
     def build(**options: Any) -> Augmentation:

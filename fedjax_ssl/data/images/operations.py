@@ -1,9 +1,9 @@
 """Image operations of RandAugment with Pillow's arithmetic.
 
 Images are planes [n, C, H, W] of whole numbers from 0 to 255 in float32, grey (C = 1) or colour (C
-= 3), and stay so. Every function changes a batch, each image by a strength of its own, and works
-under `jit` and `vmap`. Equal to Pillow 13 to the bit, but for `autocontrast`, where Pillow's double
-precision may come out one level lower, and for `shear_smoothly`, which rounds in single precision.
+= 3), and stay so. Every function changes a batch, each image with its own strength, and works under
+`jit` and `vmap`. Results equal Pillow 13's to the bit, except for `autocontrast`, where Pillow's
+double precision may be one level lower, and `shear_smoothly`, which rounds in single precision.
 
 Source: Pillow (`ImageOps`, `ImageEnhance`, `Image.rotate`, `Image.transform`).
 """
@@ -14,7 +14,7 @@ from jaxtyping import Array, Float, Int, Shaped
 
 Images = Float[Array, "n C H W"]
 Strengths = Float[Array, " n"]  # one strength for each image
-Stored = Shaped[Array, "n H W C"]  # as a dataset has them, uint8 or float
+Stored = Shaped[Array, "n H W C"]  # images as in a dataset, uint8 or float
 
 LARGEST = 255.0
 _LEVELS = 256
@@ -22,12 +22,12 @@ _POINT = 16  # binary places of the fixed-point coordinates in Pillow's affine t
 
 
 def identity(images: Images) -> Images:
-    """Leave the images as they are."""
+    """Return the images unchanged."""
     return images
 
 
 def autocontrast(images: Images) -> Images:
-    """Stretch every channel to 0..255; a channel of one value stays."""
+    """Stretch every channel to 0..255; a constant channel is unchanged."""
     lowest = jnp.min(images, axis=(2, 3), keepdims=True)
     width = jnp.max(images, axis=(2, 3), keepdims=True) - lowest
     # Adding one half keeps a quotient of whole numbers on its side of the next one, whatever the
@@ -86,8 +86,8 @@ def contrast(images: Images, factor: Strengths) -> Images:
 def sharpness(images: Images, factor: Strengths) -> Images:
     """Move from the smoothed image to the image and beyond.
 
-    Smoothed is the mean of the 3 x 3 neighbourhood, in which the pixel itself counts five times;
-    the border stays.
+    The smoothed image is the mean of the 3 x 3 neighbourhood, in which the pixel itself counts five
+    times; the border is unchanged.
     """
     height, width = images.shape[2:]
     if min(height, width) < 3:
@@ -100,7 +100,7 @@ def sharpness(images: Images, factor: Strengths) -> Images:
 
 
 def move(images: Images, coefficients: Int[Array, "n 6"], fill: Float[np.ndarray, " C"]) -> Images:
-    """Fetch every pixel from the nearest place of an affine map.
+    """Fetch every pixel from the nearest pixel of an affine map.
 
     Args:
         images: planes.
@@ -131,8 +131,8 @@ def rotation(degrees: Float[np.ndarray, " L"], height: int, width: int) -> Int[n
 
 
 def shear(amount: Float[np.ndarray, " L"], axis: int) -> Int[np.ndarray, "L 6"]:
-    """Return the coefficients of `move` for a shear that leaves the corner at the top left; axis
-    1: x, axis 0: y.
+    """Return the coefficients of `move` for a shear that keeps the top left corner; axis 1: x, axis
+    0: y.
     """
     one = np.ones_like(amount)
     zero = np.zeros_like(amount)
@@ -177,7 +177,7 @@ def shear_smoothly(
         return _fetched(flat, place.reshape(count, 1, height * width), images.shape)
 
     before, left, right, after = map(fetched, (-1, 0, 1, 2))
-    # Weights of the differences to one neighbour: what is constant stays so, whatever the rounding.
+    # Weights of the differences to one neighbour, so constant parts stay constant under rounding.
     square = part * part
     cube = part * part * part
     weights = 2.0 * square - part - cube, part + square - cube, cube - square
@@ -239,9 +239,9 @@ def _luminance(images: Images) -> Float[Array, "n 1 H W"]:
 
 
 def _blend(other: Array, images: Images, factor: Strengths) -> Images:
-    # Pillow rounds the product and the sum each. A compiler would round once by a fused
-    # multiply-add, and values next to a whole number would come out a level off; the maximum
-    # between the two, which changes nothing, prevents it.
+    # Pillow rounds the product and the sum separately. A compiler's fused multiply-add would round
+    # once, and values near a whole number would be one level off; the maximum between the two
+    # changes nothing and prevents it.
     product = jnp.maximum(_each(factor) * (images - other), -1e6)
     return jnp.floor(jnp.clip(other + product, 0.0, LARGEST))
 

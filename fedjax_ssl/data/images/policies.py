@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Float
 
-LEVELS = 1024  # entries that stand for a range
+LEVELS = 1024  # entries of a table that stands for a range
 
 Table = Float[np.ndarray, " L"]
 Amounts = Table | Sequence[float]
@@ -24,30 +24,30 @@ CIFAR_MEAN = (125.0, 123.0, 114.0)
 
 
 class Choice(NamedTuple):
-    """Operation that may be drawn, with its strengths."""
+    """An operation that may be drawn, with its strengths."""
 
     operation: str  # operation of `random_augment.OPERATIONS`
-    # One per level, or a single one for all levels; none where the operation has no strength.
-    # Degrees (rotate), pixels per pixel (shear), factors (enhancers), bits kept (posterize),
-    # threshold (solarize), shares of the side (translate, cutout) or pixels (translate).
+    # One per level, or a single one for all levels; none if the operation has no strength. Degrees
+    # (rotate), pixels per pixel (shear), factors (enhancers), bits kept (posterize), threshold
+    # (solarize), shares of the side (translate, cutout) or pixels (translate).
     amounts: tuple[float, ...] = ()
     signed: bool = False
-    # ^ a fair coin decides on the sign: of a movement, or of what an enhancer's factor has beyond 1
+    # ^ a fair coin decides the sign: of a movement, or of an enhancer's factor minus 1
     pixels: bool = False  # the amounts of translate are pixels
-    fill: Fill = BLACK  # fill of pixels that come in or are hidden
+    fill: Fill = BLACK  # value of pixels that come in or are hidden
     smooth: bool = False  # shear by cubic interpolation, not by the nearest pixel
     full: bool = True  # a cutout that would begin outside keeps its full side
 
 
 class Policy(NamedTuple):
-    """Policy that augments a batch."""
+    """A policy of random augmentation."""
 
     choices: tuple[Choice, ...]
     number: int  # operations one after the other, drawn with replacement
     chance: float = 1.0  # probability that a drawn operation is applied
-    # An image draws one of these once, and every operation's level below it, uniformly.
+    # An image draws one of these once; every operation's level is then uniform below it.
     levels: tuple[int, ...] = (LEVELS,)
-    cutout: Choice | None = None  # after the operations
+    cutout: Choice | None = None  # applied after the operations
 
 
 def fedmatch() -> Policy:
@@ -62,7 +62,7 @@ def fedmatch() -> Policy:
     return Policy(
         (
             Choice("autocontrast"),
-            Choice("identity"),  # the code's equalize, which does nothing
+            Choice("identity"),  # the code's equalize does nothing
             Choice("rotate", table(360.0), fill=GREY),
             Choice("solarize", tuple(256.0 - 25.0 * places)),
             Choice("color", table(0.9), signed=True),
@@ -132,7 +132,7 @@ def _recoloured(
     bits: Amounts,
     thresholds: Amounts,
 ) -> tuple[Choice, ...]:
-    """Return the operations that move no pixel: identity, autocontrast, equalize, the enhancers,
+    """Return the operations that move no pixel: identity, autocontrast, equalize, enhancers,
     posterize and solarize.
     """
     return (
@@ -163,7 +163,7 @@ def _range(low: float, high: float) -> tuple[float, ...]:
 
 
 def _floor(values: Table) -> Table:
-    """Return the largest whole numbers that are not above; 25.6 * 5 is 128, whatever its last
-    binary place says.
+    """Return the largest whole numbers not above; 25.6 * 5 is 128, despite its last binary
+    place.
     """
     return np.floor(values + 1e-9)

@@ -1,14 +1,13 @@
-"""Random operations inside the compiled step: a policy applied to a batch.
+"""Random operations inside the compiled step: apply a policy to a batch.
 
 The batch is cut into groups, place p belonging to group p mod `groups`. A group draws its
 operations, an image its own strengths, signs, cutouts and whether an operation is applied at all.
-What an image gets depends on the key and on its place only, so padding rows at the end change
+The draws of an image depend on the key and its place only, so padding rows at the end change
 nothing.
 
-Groups are there for speed: on a CPU they are worked off one after another, and of each operation
-only the drawn one is computed, also under `vmap` over clients or seeds, whose groups then follow
-one another too. On accelerators all groups are computed at once, all operations of a policy, and
-each group keeps its own. Both give the same images.
+Groups are for speed. On a CPU they are computed one after another, and only the drawn operation of
+each, also under `vmap` over clients or seeds. On accelerators all groups are computed at once with
+all operations of a policy, and each group keeps its own. Both give the same images.
 
 Source: RandAugment (Cubuk et al., NeurIPS 2020).
 """
@@ -40,7 +39,7 @@ Branch = Callable[[Images, Int[Array, " n"], Float[Array, "n 2"]], Images]
 
 
 class Draws(NamedTuple):
-    """Random draws of a batch; one row per operation in turn."""
+    """Random draws of a batch, one row per operation."""
 
     operation: Int[Array, "N G"]  # per group
     entry: Int[Array, "N n"]  # entry of the operation's strengths
@@ -62,8 +61,8 @@ def random_augment(
         key: typed PRNG key.
         images: as stored, integer or floating; grey or colour. Floating ones are rounded to 256
             levels.
-        policy: what is drawn.
-        groups: how many parts of the batch draw operations of their own.
+        policy: policy of the draws.
+        groups: number of parts of the batch with separate draws of operations.
         input_max: largest stored value.
         in_turn: one group after another, or all operations for all groups at once. None: in turn on
             CPUs.
@@ -134,7 +133,7 @@ def draw(key: PRNGKey, policy: Policy, size: int, groups: int) -> Draws:
 def _final_draws(
     key: PRNGKey, policy: Policy, size: int
 ) -> tuple[Int[Array, " n"], Float[Array, "n 2"]]:
-    """Entry and spot of the cutout at the end."""
+    """Return entry and spot of the cutout at the end."""
     count = 1 if policy.cutout is None else len(policy.cutout.amounts)
     level = jax.random.bits(named_key(key, "side"), (size,)) % jnp.uint32(count)
     return 2 * level.astype(jnp.int32), _spots(named_key(key, "cutout"), size)
@@ -146,8 +145,8 @@ def _spots(key: PRNGKey, size: int) -> Float[Array, "n 2"]:
 
 
 def branch(choice: Choice, height: int, width: int, channels: int) -> Branch:
-    """Make a branch of one operation with its strengths: entry 2 k is level k, entry 2 k + 1 the
-    same with the other sign.
+    """Make a branch of one operation with its strengths: entry 2 k is level k, and entry 2 k + 1
+    has the other sign.
     """
     name = choice.operation
     if name in _PLAIN:
@@ -206,7 +205,7 @@ def _fill(fill: Fill, channels: int) -> Float[np.ndarray, " C"]:
 
 
 def _to_levels(stored: Shaped[Array, "n C H W"], input_max: float) -> Images:
-    """Return stored values on the scale 0..255, whole; what lies outside comes to its end."""
+    """Return stored values on the scale 0..255, whole; values outside are cut."""
     values = stored.astype(jnp.float32)
     if input_max == LARGEST and not jnp.issubdtype(stored.dtype, jnp.floating):
         return values

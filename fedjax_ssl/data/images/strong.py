@@ -1,6 +1,6 @@
 """Strong augmentation by name: RandAugment as the papers of the field use it.
 
-Each is a policy of `policies.py`, after a shift and a flip where the paper has them;
+Each is a policy of `policies.py`, after a shift and a flip if the paper has them;
 `docs/your_data.md` shows their operations and ranges side by side.
 """
 
@@ -26,11 +26,10 @@ Limited = Annotated[int, Whole(0, 1000)]
 
 @dataclasses.dataclass(frozen=True)
 class Before:
-    """Views before the operations: moved and mirrored.
+    """Changes of images before the operations: shift and flip.
 
-    Attributes:
-        pixels: largest shift in front.
-        flip: whether every second image on average is mirrored; not for digits and the like.
+    Attributes: pixels: largest shift before the operations, in pixels. flip: mirror every second
+    image on average; not for digits and the like.
     """
 
     pixels: Limited = 4
@@ -39,7 +38,7 @@ class Before:
 
 @dataclasses.dataclass(frozen=True)
 class Unmoved(Before):
-    """Images as they are before the operations."""
+    """No change of images before the operations."""
 
     pixels: Limited = 0
     flip: bool = False

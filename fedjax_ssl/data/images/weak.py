@@ -13,13 +13,13 @@ from fedjax_ssl.data.images.operations import Stored
 from fedjax_ssl.keys import PRNGKey, named_key
 
 # (key, images) -> images, as stored (uint8 or float), of the same shape and type; one key for the
-# whole batch. What an image becomes depends on the key and on its place only, so that padding rows
-# at the end of a batch change nothing.
+# whole batch. The change of an image depends on the key and its place only, so padding rows at the
+# end change nothing.
 Augmentation = Callable[[PRNGKey, Stored], Stored]
 
 
 def check_images(images: Stored) -> None:
-    """Raise ValueError for what has not the shape of images."""
+    """Raise ValueError unless the shape is that of images."""
     if images.ndim != 4:
         raise ValueError(
             f"augmentation needs images [n, H, W, C], got shape {images.shape}; use 'none' for "
@@ -28,7 +28,7 @@ def check_images(images: Stored) -> None:
 
 
 def no_augmentation() -> Augmentation:
-    """Leave the images as they are."""
+    """Return the images unchanged."""
     return lambda key, images: images
 
 
@@ -47,7 +47,7 @@ class Shift:
 
 @dataclasses.dataclass(frozen=True)
 class FartherShift(Shift):
-    """The same, by up to 4 pixels."""
+    """The same shift, by up to 4 pixels."""
 
     pixels: Annotated[int, Whole(0, 1000)] = 4
 
@@ -56,7 +56,7 @@ def shift(by: Shift) -> Augmentation:
     """Translate by whole pixels, uniform in [-pixels, pixels] in each direction.
 
     Args:
-        by: how far, and what comes in.
+        by: distance, and pixels at the border.
     """
     return lambda key, images: _crop(key, images, by)
 
@@ -66,7 +66,7 @@ def crop_flip(by: FartherShift) -> Augmentation:
     FedAvg+XCLP.
 
     Args:
-        by: how far, and what comes in.
+        by: distance, and pixels at the border.
     """
     return lambda key, images: _crop(key, images, by, _mirrored(key, images))
 
@@ -105,7 +105,7 @@ def translate(
     """Translate by any part of an eighth of the side in each direction, linear between pixels, and
     flip; grey comes in at the border.
 
-    The weak view of FixMatch in ProtoFSSL's baselines.
+    This is the weak view of FixMatch in ProtoFSSL's baselines.
 
     Args:
         flip: mirror every second image on average.
@@ -126,11 +126,10 @@ def translate(
 
 
 def resize_crop(size: Annotated[int, Whole(1, 10_000)] = 40, flip: bool = True) -> Augmentation:
-    """Enlargement to `size` pixels, a window of the image's own size cut out of it anywhere, and a
-    flip.
+    """Enlarge to `size` pixels, cut out a random window of the image's own size, and flip.
 
-    CBAFed's augmentation. Bilinear and equal to Pillow's up to one stored level: along rows first,
-    rounded to whole values after each direction.
+    This is CBAFed's augmentation. It is bilinear and equal to Pillow's up to one stored level:
+    along rows first, rounded to whole values after each direction.
 
     Args:
         size: height and width of the enlarged image, at least those of the images.
@@ -171,8 +170,8 @@ def flamby(input_max: float = 255.0) -> Augmentation:
     pixels.
 
     Source: github.com/owkin/FLamby. Its shear by 0.1 degrees, less than half a pixel, is left out.
-    What a smaller or turned image does not cover is black here; FLamby's crop of a scaled image
-    lies within it.
+    Pixels that a smaller or rotated image does not cover are black here; FLamby's crop of a scaled
+    image lies within it.
 
     Args:
         input_max: largest stored value.
@@ -183,7 +182,7 @@ def flamby(input_max: float = 255.0) -> Augmentation:
         count, height, width, _ = images.shape
 
         def drawn(name: str, part: str) -> Float[Array, "n 1 1 1"]:
-            """Draw from [-1, 1] where the part changes the image, else 0."""
+            """Draw from [-1, 1] if the part changes the image, otherwise 0."""
             value = jnp.where(_bits(key, part, count) % 2 == 0, _uniform(key, name, count), 0.0)
             return value[:, None, None, None]
 
@@ -216,7 +215,7 @@ def flamby(input_max: float = 255.0) -> Augmentation:
 
 
 def _enlarging(side: int, size: int) -> Float[Array, "size side"]:
-    """Weights of the stored pixels in those of an enlarged line: linear between centres, the
+    """Return the weights of stored pixels in an enlarged line: linear between centres, with the
     edge repeated.
     """
     centre = (jnp.arange(size, dtype=jnp.float32) + 0.5) * (side / size) - 0.5
@@ -225,7 +224,7 @@ def _enlarging(side: int, size: int) -> Float[Array, "size side"]:
 
 
 def _places(key: PRNGKey, name: str, count: int, size: int, side: int) -> Int[Array, "count side"]:
-    """Draw for every image a window of `side` neighbouring places among `size`, each as likely."""
+    """Draw a window of `side` neighbouring places among `size` for every image, uniformly."""
     first = (_bits(key, name, count) % jnp.uint32(size - side + 1)).astype(jnp.int32)
     return first[:, None] + jnp.arange(side, dtype=jnp.int32)
 
@@ -235,7 +234,7 @@ def _flipped(key: PRNGKey, images: Stored) -> Stored:
 
 
 def _mirrored(key: PRNGKey, images: Stored) -> Bool[Array, " n"]:
-    """Draw every second image on average."""
+    """Draw a mask of every second image on average."""
     return (_bits(key, "flip", images.shape[0]) % 2).astype(bool)
 
 
@@ -248,7 +247,7 @@ def _uniform(key: PRNGKey, name: str, size: int, most: float = 1.0) -> Float[Arr
 
 
 def rounded(values: Array, dtype: Any) -> Array:
-    """Round values if their stored type is one of integers."""
+    """Round values if their stored type is an integer type."""
     whole = not jnp.issubdtype(dtype, jnp.floating)
     return (jnp.round(values) if whole else values).astype(dtype)
 
@@ -290,7 +289,7 @@ def turn(
     angle: Float[Array, " n"],
     factor: float | Float[Array, " n"] = 1.0,
 ) -> Stored:
-    """Turn images about their centre by an angle in radians, counter-clockwise, and enlarge them
+    """Rotate images about their centre by an angle in radians, counter-clockwise, and enlarge them
     by a factor.
 
     Nearest pixel, 0 outside.
@@ -321,7 +320,7 @@ def slide(
         images: floating.
         offset: pixels, any real number.
         axis: 1 or 2.
-        value: what comes in at the border.
+        value: value of pixels that come in at the border.
     """
     length = images.shape[axis]
     whole = jnp.floor(offset)

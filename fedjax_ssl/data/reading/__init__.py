@@ -1,1 +1,1 @@
-"""Tools that readers of datasets share: registration, downloads, caches, tables, images."""
+"""Shared tools of dataset readers: registration, downloads, caches, tables, images."""

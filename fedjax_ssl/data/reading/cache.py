@@ -1,6 +1,4 @@
-"""Folders that datasets live in, and their converted form, which opens without decoding
-anything.
-"""
+"""Folders of datasets, and their converted form, which opens without decoding."""
 
 import dataclasses
 import hashlib
@@ -24,8 +22,9 @@ from fedjax_ssl.data.reading.table_reading import TableReading
 ROOT_VARIABLE = "FEDJAX_SSL_DATA"
 FACTS = ("name", "class_names", "client_names", "input_max", "mean", "std", "coarse_names", "extra")
 ARRAYS = ("correspondence", "set_shares")
-COLUMNS = tuple(field.name for field in dataclasses.fields(Split)[1:])  # beside the inputs
-FORM = 5  # version of what is kept of a user's own data; what has another one is read anew
+COLUMNS = tuple(field.name for field in dataclasses.fields(Split)[1:])  # columns besides the inputs
+# version of the converted form of a user's own data; data in another version are read again
+FORM = 5
 # by `Reading.as_json`'s kind
 READINGS = {"ImageReading": ImageReading, "TableReading": TableReading}
 
@@ -33,7 +32,7 @@ logger = logging.getLogger(__name__)
 
 
 def data_root(root: Place = None) -> Path:
-    """Choose the folder that datasets are kept in: `root`, else $FEDJAX_SSL_DATA, else
+    """Return the folder of all datasets: `root`, otherwise $FEDJAX_SSL_DATA, otherwise
     ~/.cache/fedjax_ssl.
     """
     return Path(
@@ -42,7 +41,7 @@ def data_root(root: Place = None) -> Path:
 
 
 def raw_folder(name: str, root: Place, path: Place) -> Path:
-    """Choose the folder of a dataset's original files: `path`, else `<root>/NAME/raw`."""
+    """Return the folder of a dataset's original files: `path`, otherwise `<root>/NAME/raw`."""
     return data_root(root) / name / "raw" if path is None else Path(path).expanduser()
 
 
@@ -77,8 +76,8 @@ def load_converted(folder: Path) -> Dataset | None:
 
 
 def reading_from_json(stored: Mapping[str, Any] | None) -> Reading | None:
-    """Make the reading of `Reading.as_json`, whose lists become tuples again; None where there
-    is none.
+    """Make a reading from the value of `Reading.as_json`, whose lists become tuples again; None if
+    there is none.
     """
     facts = {} if stored is None else _frozen(stored)
     return READINGS[facts.pop("kind")](**facts) if facts else None
@@ -95,15 +94,15 @@ def _array(path: Path) -> np.ndarray | None:
 
 
 def kept(folder: Path, make: Callable[[], Dataset], replaces: str | None = None) -> Dataset:
-    """Open what was kept in a folder, or make it and keep it there.
+    """Open the dataset that is kept in a folder, or make it and keep it there.
 
-    The folder is filled beside its place and then renamed. One that cannot be written is logged and
-    otherwise ignored: only the next start is slower.
+    The folder is written under another name and then renamed. If it cannot be written, this is
+    logged and ignored: only the next start is slower.
 
     Args:
-        folder: names the content that the dataset is made from.
+        folder: its name depends on the content that the dataset is made from.
         make: makes the dataset; `extra` must fit into JSON.
-        replaces: pattern of folders beside it that an earlier content left, which are removed.
+        replaces: pattern of neighbouring folders with earlier content, which are removed.
 
     Returns:
         The dataset.
@@ -131,7 +130,7 @@ def kept(folder: Path, make: Callable[[], Dataset], replaces: str | None = None)
 
 
 def save(dataset: Dataset, folder: Path) -> None:
-    """Write a dataset as `load_converted` opens it; `extra` must fit into JSON."""
+    """Write a dataset for `load_converted`; `extra` must fit into JSON."""
     splits = dataset.splits()
     arrays = {name: getattr(dataset, name) for name in ARRAYS}
     for name, split in splits.items():
@@ -153,7 +152,7 @@ def kept_for(
     content: object,
     make: Callable[[], Dataset],
 ) -> Dataset:
-    """Make a dataset of a user's own once, until its content changes.
+    """Make a dataset from a user's own files once, until their content changes.
 
     Args:
         root: folder of all datasets.
@@ -170,8 +169,8 @@ def kept_for(
 
 
 def facts_of(files: Iterable[Path]) -> list[Any]:
-    """List names, lengths and times of change of files, and what they hold: a copy may have
-    another's time.
+    """List names, lengths, modification times and a digest of files, because a copy may have the
+    time of another file.
     """
     there = sorted(files)
     facts = [(file, file.stat()) for file in there]
@@ -182,5 +181,5 @@ def facts_of(files: Iterable[Path]) -> list[Any]:
 
 
 def fingerprint(value: object) -> str:
-    """Compute a short name for something that fits into JSON: equal values have equal ones."""
+    """Compute a short digest of something that fits into JSON; equal values have equal digests."""
     return hashlib.sha256(json.dumps(value, default=str).encode()).hexdigest()[:12]

@@ -1,6 +1,4 @@
-"""From text beside examples to what a dataset needs: classes, clients, split, sets and coarse
-labels by number.
-"""
+"""From text next to examples to numbers: classes, clients, splits, sets and coarse labels."""
 
 import dataclasses
 import re
@@ -32,7 +30,7 @@ from fedjax_ssl.registry import Changes, did_you_mean
 if TYPE_CHECKING:  # takes long to import
     import pandas
 
-# columns beside each example, and what their cells name
+# Columns next to each example, and the things that their cells name.
 ROLES = {
     "label": "label",
     "client": "client",
@@ -43,25 +41,22 @@ ROLES = {
 }
 TRAIN = ("", "train", "training")
 TEST = ("test", "testing")
-TOLERANCE = 1e-3  # by which a row of class shares may miss 1, as rounded ones do
-VALIDATION = ("val", "valid", "validation", "dev")  # a run draws its own; these are trained on
+TOLERANCE = 1e-3  # largest error of a row sum of class shares, as rounding makes
+# trained on, because a run draws its own validation examples
+VALIDATION = ("val", "valid", "validation", "dev")
 
 
 @dataclasses.dataclass(frozen=True)
 class TableOptions:
     """Columns of a user's table, and their roles.
 
-    Attributes:
-        label_column: name of the class of each row; empty = no label.
-        client_column: name of the client that has the row, if there is such a column.
-        split_column: train or test, if there is such a column.
-        set_column: set within the client, if there is such a column.
-        coarse_column: label of another space, if there is such a column.
-        group_column: patient or the like, if there is such a column: rows of one stay on one side
-            of every split.
-        classes: names of all classes in order; by default those that occur.
-        proportions: CSV file with the class shares of each client's sets; see
-            `read_proportions`.
+    Attributes: label_column: name of the class of each row; empty = no label. client_column: name
+    of the client that has the row, if there is such a column. split_column: train or test, if there
+    is such a column. set_column: set within the client, if there is such a column. coarse_column:
+    label of another space, if there is such a column. group_column: patient or the like, if there
+    is such a column: rows of one stay on one side of every split. classes: names of all classes in
+    order; by default those that occur. proportions: CSV file with the class shares of each client's
+    sets; see `read_proportions`.
     """
 
     label_column: str = "label"
@@ -74,7 +69,7 @@ class TableOptions:
     proportions: Annotated[Place, Changes("place")] = None
 
     def columns(self) -> dict[str, str]:
-        """Give the column of each role."""
+        """Return the column of each role."""
         return {role: getattr(self, f"{role}_column") for role in ROLES}
 
 
@@ -93,7 +88,7 @@ class Columns(NamedTuple):
     group: np.ndarray | None = None  # int32 [n], -1 = in none
 
     def rows(self, kept: np.ndarray) -> "Columns":
-        """Choose some of the examples, by a mask or by number."""
+        """Return some of the examples, by a mask or by number."""
         fields = self._asdict().items()
         chosen = {name: one[kept] for name, one in fields if isinstance(one, np.ndarray)}
         return self._replace(**chosen)
@@ -115,9 +110,9 @@ class Columns(NamedTuple):
             place: the user's file or folder, for messages.
             x: inputs [n, ...], uint8 or float32.
             proportions: CSV file with the class shares of the clients' sets, if they are known.
-            notes: go into `extra["notes"]`.
-            reading: says how files became `x`.
-            **extra: what else goes in there.
+            notes: notes for `extra["notes"]`.
+            reading: conversion of files to `x`.
+            **extra: further entries of `extra`.
 
         Raises:
             BadData: class shares or inputs that do not fit.
@@ -161,16 +156,16 @@ def read_columns(
     use the result.
 
     Args:
-        texts: a row per example, with those of `ROLES` that are known, as text; the index says
-            where a row stands. Empty means none, and so do marks and -1; `split` is a word of
+        texts: a row per example, with the known columns of `ROLES` as text; the index has the place
+            of each row in words. Empty means none, and so do marks and -1; `split` is a word of
             `TRAIN`, `TEST` or `VALIDATION`, and sets are whole numbers.
         classes: names of all classes in order; by default those that occur, whole numbers by value,
             words by letter.
         findings: for problems and notes.
-        marks: words that are no label, no client and so on, unless a class is called so.
+        marks: words that stand for a missing cell, unless a class has this name.
 
     Returns:
-        What the texts say.
+        Numbers for all texts.
     """
     given = None if classes is None else tuple(in_one_form(str(name)) for name in classes)
     places = texts.index
@@ -212,8 +207,8 @@ def _cells(
     marks: Collection[str],
     findings: Findings,
 ) -> list[str]:
-    """Write the names of a role in one form; say what lost digits, is spelt in several ways, or is
-    taken as none.
+    """Write the names of a role in one form; note names that lost digits, have several spellings,
+    or count as none.
     """
     import pandas
 
@@ -272,7 +267,7 @@ def _classes(
 
 
 def at_several_clients(groups: Sequence[str], clients: Sequence[str]) -> list[str]:
-    """Say that groups (patients) have examples at several clients: a sentence or none."""
+    """Return a sentence about groups (patients) with examples at several clients, or ""."""
     import pandas
 
     pairs = pandas.DataFrame({"group": groups, "client": clients}).drop_duplicates()
@@ -309,14 +304,13 @@ def _split(texts: Sequence[str], places: Sequence[str], findings: Findings) -> n
 
 
 def trained_on(validation: int) -> str:
-    """Note what happens to validation examples."""
+    """Note that validation examples are trained on."""
     number = counted(validation, "validation example is", "validation examples are")
     return f"{number} trained on; a run draws its own, with data.validation_fraction"
 
 
 def _sets(texts: Sequence[str], places: Sequence[str], findings: Findings) -> np.ndarray:
-    # A number of a set is a place in an array: none needs one that is larger than the number of
-    # examples.
+    # A set number is an index, so it cannot usefully exceed the number of examples.
     fits = r"-1|\d{1,9}"
     found = [re.fullmatch(fits, text or "-1", re.ASCII) for text in texts]
     numbers = [int(one[0]) if one else len(texts) for one in found]
@@ -359,8 +353,8 @@ def read_proportions(
 
     Raises:
         DatasetUnavailable: the file is not there.
-        ValueError: it does not fit: the message names the line and says what is wrong, and what is
-            allowed.
+        ValueError: the file does not fit; the message has the line, the fault and the allowed
+            values.
     """
     if client_names is None or client is None or sets is None:
         raise ValueError(
@@ -407,8 +401,6 @@ def read_proportions(
 
 
 def proportions_digest(file: Place) -> str | None:
-    """Compute the digest of such a file, for the name of data made with it; None where there is
-    none.
-    """
+    """Compute the digest of such a file, for the name of data made with it; None without a file."""
     path = None if file is None else Path(file).expanduser()
     return file_sha256(path) if path is not None and path.is_file() else None

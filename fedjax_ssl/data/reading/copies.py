@@ -1,4 +1,4 @@
-"""Copies of an example, and groups of examples that belong together: said, and kept on one side
+"""Copies of an example, and groups of examples that belong together: reported, and kept on one side
 of every split.
 """
 
@@ -8,12 +8,11 @@ import numpy as np
 
 from fedjax_ssl.data.dataset import Dataset, distinct
 
-MOST = 1 << 32  # bytes of inputs that are looked through
+MOST = 1 << 32  # bytes of inputs that are searched, at most
 
 
 def keep_copies_together(dataset: Dataset) -> Dataset:
-    """Find examples whose inputs are equal to the bit; where nobody says what belongs together,
-    copies do.
+    """Find examples with bitwise equal inputs; if the dataset has no groups, copies form groups.
 
     Returns:
         The dataset, with `extra["notes"]` about groups and copies, and with copies as groups where
@@ -42,7 +41,7 @@ def keep_copies_together(dataset: Dataset) -> Dataset:
     import pandas
 
     contents = [hash(row.tobytes()) for array in inputs for row in array]
-    # copies have one number, in the order in which they appear
+    # Copies share a number, in the order of first appearance.
     number = pandas.factorize(np.array(contents))[0]
     first = np.unique(number, return_index=True)[1][number]
     copies = np.flatnonzero(first[: len(train)] != np.arange(len(train)))

@@ -31,10 +31,11 @@ WARP_NUMBERS = 15
 DIGIT_SHARE = 0.51
 CAPITAL_SHARE = 0.25
 TRAIN_SHARE = 0.9
-# FEMNIST's spread, 85 of 227, and how many deviations a writer may lie off the mean.
+# FEMNIST's spread, 85 of 227, and the most deviations of a writer from the mean.
 RELATIVE_DEVIATION = 85 / 227
 MAX_DEVIATIONS = 2.3
-# About three pixels at the usual size: chords this long leave a curve by a fraction of a pixel.
+# About three pixels at the usual size: chords of this length differ from the curve by a fraction of
+# a pixel.
 CHORD = 2.2
 # How often the letters a to z come in English text, in percent.
 # fmt: off
@@ -160,8 +161,7 @@ def draw(writers: int, seed: int, examples: int) -> tuple[Split, Split]:
     label = labels[written]
     images = np.empty((len(label), SIZE, SIZE, 1), np.uint8)
     for start in range(0, len(label), BLOCK):
-        # Every block has the same size, so that one program draws them all; the last one wraps
-        # around.
+        # Every block has the same size, so one program draws them all; the last one wraps around.
         rows = np.arange(start, start + BLOCK) % len(label)
         block = _render(key, writer[rows], position[rows], label[rows])
         images[start : start + BLOCK, ..., 0] = np.asarray(block)[: len(label) - start]
@@ -174,7 +174,7 @@ def draw(writers: int, seed: int, examples: int) -> tuple[Split, Split]:
 
 
 def _class_bounds() -> np.ndarray:
-    """Upper bounds of the classes' shares in 0 .. 1, without the last one, which is 1."""
+    """Return upper bounds of the classes' shares in 0 .. 1, without the last one, which is 1."""
     letters = np.array(LETTER_PERCENT)
     letters = 0.5 * letters / letters.sum() + 0.5 / len(letters)
     small_share = 1 - DIGIT_SHARE - CAPITAL_SHARE
@@ -188,7 +188,7 @@ def _class_bounds() -> np.ndarray:
 def _texts(
     key: PRNGKey, writers: Int[Array, "w"], examples: int, most: int
 ) -> tuple[Int[Array, "w"], Int[Array, "w most"]]:
-    """Draw how many characters each writer writes, and which."""
+    """Draw the number of characters of each writer, and the characters."""
 
     def text(writer: Number) -> tuple[Number, Int[Array, "most"]]:
         stream = named_key(jax.random.fold_in(key, writer), "text")
@@ -240,11 +240,11 @@ def _render(
 def _written(
     key: PRNGKey, writer: Number, position: Number, label: Number
 ) -> tuple[Float[Array, "s 2 2"], Float[Array, ""], Float[Array, ""]]:
-    """Write one character once in this writer's hand: segments and pen radius in pixels, and how
-    dark.
+    """Write one character once in this writer's hand: segments and pen radius in pixels, and
+    darkness.
 
-    The strengths were set by eye, on contact sheets: as much variety as leaves every character
-    readable.
+    The strengths were chosen by eye on contact sheets, for as much variety as possible with
+    readable characters.
     """
     hand = jax.random.fold_in(key, writer)
     style = _normal(named_key(hand, "style"), 6)
@@ -252,8 +252,7 @@ def _written(
     chance = _normal(jax.random.fold_in(named_key(hand, "sample"), position), 7 + WARP_NUMBERS)
 
     table, first_form, num_forms = (jnp.asarray(part) for part in form_table())
-    # The distribution function makes a normal number uniform: every form is as likely as the
-    # others.
+    # The distribution function makes a normal number uniform, so all forms are equally likely.
     choice = jnp.floor(ndtr(letter[0]) * num_forms[label].astype(jnp.float32)).astype(jnp.int32)
     form = first_form[label] + jnp.minimum(choice, num_forms[label] - 1)
     points = (table[form] - jnp.array([0.0, MIDDLE_HEIGHT], jnp.float32)) / UNITS_PER_HALF_HEIGHT
@@ -282,8 +281,8 @@ def _written(
 def _placed(
     points: Float[Array, "s 2 2"], radius: Float[Array, ""], shift: Float[Array, "2"]
 ) -> Float[Array, "s 2 2"]:
-    """Centre a character, make it smaller if it is too large for the image, and shift it while
-    it fits.
+    """Centre a character, shrink it if it is too large for the image, and shift it within the
+    image.
     """
     low = points.min((0, 1))
     high = points.max((0, 1))

@@ -14,13 +14,13 @@ from fedjax_ssl.data.reading.own import EMBEDDED, DatasetUnavailable, Place, not
 from fedjax_ssl.errors import counted
 
 RETRIES = 2  # further tries of one address
-SAY_EVERY = 5.0  # seconds between two lines about progress
+SAY_EVERY = 5.0  # seconds between two lines of progress
 
 logger = logging.getLogger(__name__)
 
 
 class FetchFailed(RuntimeError):
-    """No address gave the file.
+    """No address delivered the file.
 
     Attributes:
         tried: (address, reason) of every address tried, in order.
@@ -40,13 +40,14 @@ def file_sha256(path: Path) -> str:
 def fetch(
     urls: Sequence[str], dest: Path, *, sha256: str | None = None, timeout: float = 20.0
 ) -> Path:
-    """Download one file from the first mirror that has it; a file that is there and right is kept.
+    """Download one file from the first mirror that has it; a correct file that already exists is
+    kept.
 
     The file appears only when it is complete and its digest is right.
 
     Args:
         urls: mirrors of the same file.
-        dest: where the file goes; missing folders are made.
+        dest: path of the file; missing folders are made.
         sha256: expected digest, 64 hexadecimal digits.
         timeout: seconds that connecting, and every single read, may take.
 
@@ -55,7 +56,7 @@ def fetch(
 
     Raises:
         FetchFailed: no address gave the file; has the reason for each.
-        OSError: there can be no such folder.
+        OSError: the folder cannot be made.
     """
     import pooch  # takes long to import
 
@@ -89,7 +90,7 @@ def fetch(
 
 
 class _Progress:
-    """Say every few seconds how far a download is, as pooch's progress bars do."""
+    """Print every few seconds how far a download is, in place of pooch's progress bar."""
 
     def __init__(self, name: str):
         self.name = name
@@ -111,20 +112,20 @@ class _Progress:
         pass
 
 
-Files = Mapping[str, Path]  # file name -> where it is
+Files = Mapping[str, Path]  # file name -> path
 
 
 class RemoteFile(NamedTuple):
     """One file of a dataset."""
 
     url: str  # address, which ends in the name of the file
-    size: int | None = None  # length in bytes, None where nobody states it
-    sha256: str | None = None  # digest, None where nobody states it
+    size: int | None = None  # length in bytes; None if not published
+    sha256: str | None = None  # digest; None if not published
     mirrors: Names = ()  # other addresses, in the order in which they are tried
 
     @property
     def name(self) -> str:
-        """Give the file's name, as published."""
+        """Name of the file, as published."""
         return self.url.rpartition("/")[2]
 
 
@@ -135,7 +136,7 @@ class Facts(NamedTuple):
     test: int  # test examples; 0: it has no test split of its own
     shape: tuple[int, ...]  # shape of one example
     classes: int
-    clients: int = 0  # natural ones
+    clients: int = 0  # natural clients
     unlabelled: int = 0  # training examples without a label
     fields: Mapping[str, Any] = {}
     # ^ further fields of `Dataset`, such as class names, mean and standard deviation
@@ -145,17 +146,17 @@ class Facts(NamedTuple):
 class Archive:
     """A published dataset with certain options."""
 
-    name: str  # it is loaded by
-    files: tuple[RemoteFile, ...]  # files that must be at hand
+    name: str  # name by which it is loaded
+    files: tuple[RemoteFile, ...]  # files that must exist
     read: Callable[[Files], Dataset]
     # ^ {file name: path} -> dataset; `FormatError` for damage
     terms: str  # licence and whom to cite
     substitute: str = f"run on data that needs no download: {EMBEDDED}"
-    # ^ where the dataset cannot be had
+    # ^ advice if the dataset is not available
     version: int = 1
     # ^ goes into the converted cache's name; raise it when `read` changes what it returns
-    variant: str = ""  # goes there too: options that decide what `read` returns
-    facts: Facts | None = None  # other numbers of examples are warned about
+    variant: str = ""  # options that change the result of `read`; part of the same name
+    facts: Facts | None = None  # a warning is logged if numbers of examples differ
 
 
 def load_archive(
@@ -181,7 +182,8 @@ def load_archive(
         The dataset.
 
     Raises:
-        DatasetUnavailable: it is neither here nor to be had, or a file is damaged; says what to do.
+        DatasetUnavailable: it is neither here nor available, or a file is damaged; the message says
+            what to do.
     """
     if path is not None:
         given = Path(path).expanduser()

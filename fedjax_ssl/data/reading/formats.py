@@ -1,5 +1,5 @@
-"""Files that are in no known format, cut short or damaged: one error that names them; members of
-tar archives.
+"""Files in an unknown format, cut short or damaged: one error that names them; and members of tar
+archives.
 """
 
 import contextlib
@@ -31,12 +31,11 @@ def damage(path: Path | str, where: str = "") -> Iterator[None]:
 def read_tar(
     path: Path, wanted: Collection[str], read: Callable[[str, IO[bytes], int], T]
 ) -> dict[str, T]:
-    """Read members of a compressed tar archive, which are never written to the places that they
-    name.
+    """Read members of a compressed tar archive, without writing them to the paths in it.
 
     Args:
         path: the archive.
-        wanted: file names, in whatever folder of the archive; all of them have to be there.
+        wanted: file names, in any folder of the archive; all of them must exist.
         read: turns file name, content and length in bytes of a member into a value.
 
     Returns:

@@ -1,5 +1,5 @@
-"""Files of a user's own as they are: faults in one message, names in one form, tables of text,
-arrays of `.npz` files.
+"""A user's own files: all faults in one message, names in one form, tables of text, arrays of
+`.npz` files.
 
 The index of a table says in words where each row stands, for messages: "patients.csv, line 7".
 """
@@ -26,11 +26,11 @@ if TYPE_CHECKING:  # takes long to import
 
 EMBEDDED = 'load("digits") or load("glyphs")'  # datasets that need no download
 Place = Path | str | None  # path of a file or folder; None: the default one
-SHOWN = 5  # examples of one kind that a message names
+SHOWN = 5  # examples of each kind that a message names
 
 
 class DatasetUnavailable(RuntimeError):
-    """A dataset is neither here nor to be had, or is damaged; the message says what to do."""
+    """A dataset is neither here nor available, or is damaged; the message says what to do."""
 
 
 def not_here(
@@ -46,12 +46,12 @@ def not_here(
 
     Args:
         name: name of the dataset.
-        looked: places.
+        looked: places that were searched.
         remedies: what to do, a sentence each.
-        tried: addresses that gave nothing, and why.
-        instead: what to run without the dataset.
-        state: what it is not: "here", "prepared here".
-        how: what was tried in vain.
+        tried: addresses that failed, and reasons.
+        instead: command that works without the dataset.
+        state: the missing state: "here", "prepared here".
+        how: attempt that failed.
     """
     lines = [f"{name} is not {state}{f' and could not be {how}' if tried else ''}."]
     lines += [f"  tried   {reason}" for reason in tried]
@@ -62,7 +62,7 @@ def not_here(
 
 
 def given_path(source: str, path: Place, what: str, kind: str = "file") -> Path:
-    """Take the path of a user's own data.
+    """Return the path of a user's own data.
 
     Args:
         source: name of the source.
@@ -86,10 +86,8 @@ def given_path(source: str, path: Place, what: str, kind: str = "file") -> Path:
 class BadData(UserError):
     """A user's own data cannot be trained on as they are.
 
-    Attributes:
-        place: the folder or file.
-        problems: what is wrong, a sentence or two each.
-        notes: what else was found until then.
+    Attributes: place: the folder or file. problems: faults, a sentence or two each. notes: further
+    remarks so far.
     """
 
     def __init__(self, place: Path | str, problems: str | Sequence[str], notes: Sequence[str] = ()):
@@ -105,11 +103,10 @@ class BadData(UserError):
 
 
 class Findings:
-    """Collect problems and notes while data are read, so that a user hears of everything at once.
+    """Collects problems and notes while data are read, so that a user sees all of them at once.
 
-    Attributes:
-        problems: what keeps the data from being used.
-        notes: what was skipped, or is worth a look.
+    Attributes: problems: faults that prevent the use of the data. notes: skipped parts, and
+    oddities.
     """
 
     def __init__(self) -> None:
@@ -131,7 +128,7 @@ def some(rows: Sequence[int] | np.ndarray, places: Sequence[str]) -> str:
 # texts of a missing cell besides the empty one, in any case
 MARKS = ("?", "NA", "N/A", "NaN", "null")
 EXACT = 2**53  # from here on floating-point numbers skip whole numbers
-# a number of many digits as spreadsheets and floating point write it
+# A number of many digits, as spreadsheets and floating point write it.
 ROUNDED = r"[+-]?\d([.,]\d+)?[eE]\+?\d+"
 
 
@@ -161,7 +158,7 @@ def named(
     Args:
         texts: names as they were read.
         marks: words that are no name.
-        known: names that are names all the same, such as those of classes that the user gave.
+        known: names that count even if they look like marks, such as the user's classes.
 
     Example:
         >>> from fedjax_ssl.data.reading.own import named
@@ -176,8 +173,8 @@ def named(
 
 
 def numbered(texts: Sequence[str]) -> tuple[np.ndarray, tuple[str, ...]]:
-    """Return the number of each text, int32 [n], "" = -1, and what the numbers stand for: whole
-    numbers by value, words by letter.
+    """Return the number of each text, int32 [n], "" = -1, and the texts by number: whole numbers by
+    value, words by letter.
     """
     known = {text for text in texts if text}
     are_numbers = all(re.fullmatch(r"-?\d+", text) for text in known)
@@ -189,12 +186,13 @@ def numbered(texts: Sequence[str]) -> tuple[np.ndarray, tuple[str, ...]]:
 PARQUET = (".parquet", ".pq")
 SEPARATED = (".csv", ".tsv", ".txt")
 DELIMITERS = ",;\t"
-FEW_VALUES = 20  # a column of more values is not listed as one of classes or clients
-ROWS_EACH = {"label": 2, "client": 5}  # rows of a value, of which a listed column has no fewer
+FEW_VALUES = 20  # a column with more values is not suggested for classes or clients
+# fewest rows per value of a column that is suggested, by role
+ROWS_EACH = {"label": 2, "client": 5}
 
 
 def is_table(path: Path) -> bool:
-    """Tell by its name whether a file is a table: `.csv`, `.tsv`, `.txt` (all also with `.gz`),
+    """Return whether a file is a table, by its name: `.csv`, `.tsv`, `.txt` (all also with `.gz`),
     or Parquet.
     """
     return path.name.lower().removesuffix(".gz").endswith((*SEPARATED, *PARQUET))
@@ -203,8 +201,8 @@ def is_table(path: Path) -> bool:
 def read_table(path: Path, columns: Sequence[str] | None = None) -> "pandas.DataFrame":
     """Read a table whose first line names the columns.
 
-    Comma, semicolon or tabulator, whichever the first line has most of. Empty lines and columns
-    without a name (as pandas writes for its index) are left out.
+    The separator is comma, semicolon or tabulator, whichever is most frequent in the first line.
+    Empty lines and columns without a name (as pandas writes for its index) are left out.
 
     Args:
         path: `.parquet` or `.pq` (needs pyarrow), anything else is read as separated text, of `.gz`
@@ -289,13 +287,13 @@ def read_roles(
     findings: Findings,
     where: str = "",
 ) -> "pandas.DataFrame":
-    """Take the columns of roles as text, and find those that are not there.
+    """Read the columns of roles as text, and find roles without a column.
 
     Args:
         table: the table.
         roles: role -> name of its column; the option `ROLE_column` names it.
         needed: roles without which the table is of no use.
-        findings: for problems; a note where a column is called almost as a role that is not there.
+        findings: for problems; a column with almost the name of a missing role gets a note.
         where: the beginning of the problems' sentences.
 
     Returns:
@@ -320,21 +318,23 @@ def read_roles(
 
 
 def possible_columns(table: "pandas.DataFrame", role: str) -> dict[str, int]:
-    """Count the values of the columns that may be those of a role, as each value has many rows."""
+    """Return the columns that may be those of a role, with their numbers of values, because each
+    value has many rows.
+    """
     counts = table.where(table != "").nunique()
     most = min(FEW_VALUES, len(table) // ROWS_EACH.get(role, 1))
     return {name: count for name, count in counts.items() if 1 < count <= most}
 
 
 def columns_of_few_values(table: "pandas.DataFrame", role: str) -> str:
-    """Say how to name the column of a role, and which have few values, with their number."""
+    """Return a sentence on naming the column of a role, with the columns of few values."""
     few = ", ".join(f"{name} ({count})" for name, count in possible_columns(table, role).items())
     listed = f"; columns of few values, and how many these are: {few}" * bool(few)
     return f"; name the right one with --data.{role}_column=COLUMN{listed}"
 
 
 def say_one_client(table: "pandas.DataFrame", taken: Iterable[str], findings: Findings) -> None:
-    """Note that no column of a table names clients, and which could.
+    """Note that no column of a table names clients, and which column could.
 
     Args:
         table: the table.
@@ -349,7 +349,7 @@ def say_one_client(table: "pandas.DataFrame", taken: Iterable[str], findings: Fi
 
 
 def _read_text(path: Path, columns: Sequence[str] | None) -> "pandas.DataFrame":
-    # read_csv fills short lines up, and does not say where a row of several lines stands
+    # read_csv fills up short lines, and does not say where a row of several lines is.
     import pandas
 
     content = path.read_bytes()
@@ -406,14 +406,13 @@ def _read_parquet(path: Path) -> "pandas.DataFrame":
         ) from error
     try:
         frame = parquet.read_table(path).to_pandas(ignore_metadata=True, integer_object_nulls=True)
-    except (ValueError, OSError) as error:  # pyarrow's own errors are among them
+    except (ValueError, OSError) as error:  # pyarrow's own errors are subclasses of these
         raise BadData(path, f"is no readable Parquet file, or it is cut short: {error}") from error
     frame.index = [f"{path.name}, row {row}" for row in range(1, len(frame) + 1)]
     return frame
 
 
-# Names of arrays of inputs, and of their labels, in the order in which they are predicted: new
-# examples first.
+# Names of arrays of inputs and of their labels, in the order of prediction: new examples first.
 TEST_ARRAYS = {"test_inputs": "test_labels", "x_test": "y_test", "test_images": "test_labels"}
 CHANNELS = (1, 2, 3, 4)  # numbers of channels of an image; another number may be another axis
 VALIDATION_ARRAYS = {"val_images": "val_labels", "x_val": "y_val"}
@@ -432,13 +431,13 @@ def read_arrays(
 
     Args:
         path: the `.npz` file.
-        wanted: tells by its name whether an array is read.
+        wanted: name -> whether the array is read.
 
     Raises:
         DatasetUnavailable: the file is no such file, or is damaged.
         BadData: it holds Python objects, or two arrays of one name.
     """
-    # The file is opened here, because numpy leaves a broken one open.
+    # Opened here, because numpy does not close a broken file.
     with path.open("rb") as file:
         try:
             loaded = np.load(file, allow_pickle=False)
@@ -484,7 +483,7 @@ def _array(path: Path, loaded: np.lib.npyio.NpzFile, name: str) -> np.ndarray:
 
 
 def one_each(name: str, values: np.ndarray, length: int) -> np.ndarray:
-    """Take one value per example, [n] or [n, 1] as Keras and MedMNIST have it; refuse other
+    """Return one value per example from [n] or [n, 1], as in Keras and MedMNIST; refuse other
     shapes.
     """
     if values.shape == (length, 1):
@@ -500,15 +499,15 @@ def one_each(name: str, values: np.ndarray, length: int) -> np.ndarray:
 
 
 def axes_of_images(name: str, shape: tuple[int, ...]) -> list[str]:
-    """Say in a sentence that the last of the axes [n, H, W, C] may be no channels; nothing where
-    it is likely.
+    """Return a sentence if the last of the axes [n, H, W, C] is probably not channels, otherwise
+    "".
 
     Raises:
-        ValueError: channels stand in front.
+        ValueError: channels come first.
     """
     if len(shape) != 4 or shape[3] in CHANNELS:
         return []
-    # Images are mostly square, and have fewer channels than pixels a side.
+    # Images are usually square, and have fewer channels than pixels per side.
     in_front = shape[1] in CHANNELS or shape[1] < shape[2] == shape[3]
     if in_front:
         raise ValueError(

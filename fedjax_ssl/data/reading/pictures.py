@@ -1,5 +1,5 @@
 """Image files as arrays of one shape, by Pillow: 8 bits in grey or RGB, and 16 bits in grey. Files
-of other kinds are refused, damaged ones are left out and counted.
+of other kinds are refused; damaged files are left out and counted.
 """
 
 import dataclasses
@@ -27,7 +27,7 @@ Kind = Literal["grey", "colour", "deep"]  # "deep": grey with 16 bits
 Side = Annotated[int | None, Whole(1)]  # side of square images in pixels
 Channels = Literal[1, 3] | None  # grey or colour
 Levels = tuple[float, float] | None  # values that become 0 and 255
-SIZE = 64  # side of the images where they differ in size
+SIZE = 64  # side of the images if their sizes differ
 # Pillow's name for the kind of pixels -> ours
 KINDS: dict[str, Kind] = {
     "1": "grey",
@@ -62,7 +62,7 @@ _COLOURS, _SIGNED, _PAGES, _DICOM = MENDED
 class Listing(NamedTuple):
     """The files of a folder and the folders in it."""
 
-    images: tuple[str, ...]  # paths below the folder with "/", sorted; judged by the ending
+    images: tuple[str, ...]  # paths below the folder with "/", sorted; chosen by ending
     others: Counter[str]  # endings of the other files
 
 
@@ -73,16 +73,16 @@ class ImageReading(Reading):
     height: int
     width: int
     channels: int  # 1 or 3
-    fit: str = "crop"  # a name of `FITS`: how an image of another shape becomes one of this
+    fit: str = "crop"  # a name of `FITS`, the rule for images of another shape
     levels: Levels = None
-    # ^ values of "deep" images that become 0 and 255; None: there were none
-    kinds: tuple[Kind, ...] = ("grey", "colour")  # the images that were seen
+    # ^ values of "deep" images that become 0 and 255; None: no such images
+    kinds: tuple[Kind, ...] = ("grey", "colour")  # kinds of images that were seen
 
 
 class Facts(NamedTuple):
     """Facts in the head of an image file."""
 
-    size: tuple[int, int]  # width and height in pixels, as it is shown
+    size: tuple[int, int]  # displayed width and height, in pixels
     kind: Kind
     highest: float  # value of "deep" images
 
@@ -91,7 +91,7 @@ class Pictures(NamedTuple):
     """Decoded images."""
 
     x: np.ndarray  # uint8 [n, H, W, C]
-    rows: np.ndarray  # int [n], which of the files they are
+    rows: np.ndarray  # int [n], row numbers of their files
     reading: ImageReading
     facts: tuple[Facts, ...] = ()  # heads of these files
 
@@ -113,9 +113,7 @@ def _formats() -> list[str]:
 
 
 def list_images(folder: Path) -> Listing:
-    """Find all image files below a folder, also behind links; files and folders that start with
-    "." are left out.
-    """
+    """Find all image files below a folder, also through links, except names that start with "."."""
 
     def refuse(error: OSError) -> None:
         raise error
@@ -124,7 +122,7 @@ def list_images(folder: Path) -> Listing:
     seen = set()
     for here, folders, files in os.walk(folder, followlinks=True, onerror=refuse):
         status = os.stat(here)
-        if (status.st_dev, status.st_ino) in seen:  # reached twice, read once
+        if (status.st_dev, status.st_ino) in seen:  # reachable twice, read once
             folders.clear()
             continue
         seen.add((status.st_dev, status.st_ino))
@@ -147,14 +145,14 @@ def list_images(folder: Path) -> Listing:
 
 
 def is_text(name: str) -> bool:
-    """Tell whether a name from the disk is text; one in another encoding than the system's is
+    """Return whether a file name is valid text; a name in another encoding than the system's is
     not.
     """
     return not any("\ud800" <= letter <= "\udfff" for letter in name)
 
 
 def spelling(path: str) -> str:
-    """Write the accents of a path in one way, whatever the system that it comes from."""
+    """Write the accents of a path in one way, independent of its system."""
     return unicodedata.normalize("NFC", path)
 
 
@@ -172,12 +170,11 @@ def read_images(
     """Decode image files, in threads, because Pillow decodes and resizes without Python's lock.
 
     Args:
-        files: [m] where they lie, or their content.
-        names: [m], what messages call them.
-        findings: what was skipped is a note; files of kinds that are not read, that nothing is
-            left, or that it does not fit into memory, a problem.
-        size: side of the square images; by default the images' own where all have the same, else
-            64.
+        files: [m] paths, or contents.
+        names: [m], names in messages.
+        findings: skipped files are a note; unreadable kinds of files, no remaining image, or too
+            little memory are a problem.
+        size: side of the square images; by default the images' own if all are equal, otherwise 64.
         channels: 1 (grey) or 3 (colour); by default 3 if an image is in colour.
         fit: "crop": the largest part in the middle. "stretch": all of it, whatever the shape.
             "pad": all of it, with black borders. "square": as "crop", cut at whole pixels.
@@ -186,7 +183,7 @@ def read_images(
         fitted: [m], images whose values choose black and white; by default all.
 
     Returns:
-        The images that can be used, and how they were read; turned as their EXIF data say.
+        The usable images, rotated by their EXIF data, and the conversion.
 
     Raises:
         ValueError: black is not below white.
@@ -206,13 +203,13 @@ def read_images(
 def read_alike(
     files: Sequence[Path], names: Sequence[str], findings: Findings, reading: ImageReading
 ) -> Pictures:
-    """Decode image files as others were read before; says what these are that those were not.
+    """Decode image files with an earlier conversion; note differences from the earlier images.
 
     Args:
-        files: [m] where they lie.
-        names: [m], what messages call them.
+        files: [m] paths.
+        names: [m], names in messages.
         findings: as for `read_images`.
-        reading: how the images before were read.
+        reading: conversion of the earlier images.
     """
     found = _decoded(files, names, _heads(files, names, findings), reading, findings)
     if other := sum(facts.size != (reading.width, reading.height) for facts in found.facts):
@@ -242,7 +239,7 @@ def _decoded(
     reading: ImageReading,
     findings: Findings,
 ) -> Pictures:
-    """Decode the files whose heads could be read."""
+    """Decode the files with readable heads."""
     shape = reading.height, reading.width, reading.channels
     needed = len(files) * math.prod(shape)
     if needed > _memory():
@@ -278,7 +275,7 @@ def _decoded(
 
 
 def in_threads(function: Callable, items: Sequence) -> list:
-    """Call a function for each item in threads; gives the results in the items' order."""
+    """Call a function for each item in threads; return the results in the items' order."""
     with ThreadPoolExecutor() as pool:
         return list(pool.map(function, items))
 
@@ -292,11 +289,11 @@ def read_each(
     """Read images in threads, and count those that cannot be used.
 
     Args:
-        read: gives the image of a row, uint8, or says why it cannot be used; reasons that differ in
-            "(...)" alone count as one.
+        read: row -> image, uint8, or the reason why it cannot be used; reasons that differ only in
+            "(...)" count as one.
         names: [m] of the images, for messages.
         shape: height, width, channels.
-        findings: those left out are a note, or a problem where nothing is left.
+        findings: skipped images are a note, or a problem if none remains.
 
     Returns:
         The images [n, H, W, C], and their rows.
@@ -331,8 +328,8 @@ def _opened(file: Path | bytes) -> Image.Image:
 def _heads(
     files: Sequence[Path] | Sequence[bytes], names: Sequence[str], findings: Findings
 ) -> list[Facts | str]:
-    """Read the heads of all files, and refuse those of kinds that are not read."""
-    Image.init()  # here, not by the threads
+    """Read the heads of all files, and refuse unreadable kinds."""
+    Image.init()  # before threads start
     facts = in_threads(lambda row: _facts(files[row]), range(len(files)))
     for kind, how in MENDED.items():
         rows = [row for row, one in enumerate(facts) if one == kind]
@@ -346,7 +343,9 @@ def _heads(
 
 
 def _facts(file: Path | bytes) -> Facts | str:
-    """Read the head of a file, of "deep" images the range too, or say why it cannot be used."""
+    """Return the facts from the head of a file, with the value range for "deep" images, or the
+    reason why it cannot be used.
+    """
     if isinstance(file, Path) and file.suffix.lower() == ".dcm":
         return _DICOM
     try:
@@ -357,7 +356,7 @@ def _facts(file: Path | bytes) -> Facts | str:
                 return _PAGES
             if image.mode in ("I", "F"):
                 return _SIGNED
-            # several channels with 16 bits, of which Pillow gives the upper 8
+            # Several channels with 16 bits: Pillow would only return the upper 8.
             if (kind := KINDS.get(image.mode)) is None or (
                 kind != "deep" and ";16" in str(getattr(image, "tile", ""))
             ):
@@ -373,14 +372,14 @@ def _facts(file: Path | bytes) -> Facts | str:
 
 
 def short(error: Exception) -> str:
-    """Say in a line what an error is."""
+    """Return an error in one line."""
     return " ".join(str(error).split())[:80] or type(error).__name__
 
 
 def _shape(
     known: Sequence[Facts], size: int | None, channels: int | None, findings: Findings
 ) -> tuple[int, int, int]:
-    """Choose height, width and channels for all images, and note where these differ."""
+    """Choose height, width and channels for all images, and note if these differ."""
     sizes = sorted({one.size for one in known}, key=lambda both: (both[0] * both[1], both))
     if len(sizes) > 1 and size is None:
         smallest, largest = (f"{width}x{height}" for width, height in (sizes[0], sizes[-1]))
@@ -399,7 +398,7 @@ def _shape(
 
 
 def _memory() -> float:
-    """Look up the bytes of this machine's memory; infinite where the system does not say."""
+    """Return the bytes of this machine's memory; infinite if the system does not say."""
     try:
         return float(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
     except (AttributeError, ValueError, OSError):
@@ -412,8 +411,8 @@ def _levels(
     given: tuple[float | None, float | None],
     findings: Findings,
 ) -> Levels:
-    """Choose the values that become 0 and 255 by the "deep" images among the chosen: all keep
-    one scale.
+    """Choose the values that become 0 and 255 from the chosen "deep" images, the same for all
+    images.
     """
     deep = [one.highest for one in known if one.kind == "deep"]
     if not deep:
@@ -457,7 +456,7 @@ def shown(
     fit: str = "crop",
     levels: Levels = None,
 ) -> np.ndarray:
-    """Show an image as uint8 [H, W, C]; `fit` and `levels` as for `read_images`."""
+    """Return an image as uint8 [H, W, C]; `fit` and `levels` as for `read_images`."""
     height, width, channels = shape
     image = ImageOps.exif_transpose(image)
     if KINDS.get(image.mode) == "deep":

@@ -1,4 +1,4 @@
-"""Datasets register themselves, each in its own file of `fedjax_ssl.data.sources`."""
+"""Registration of datasets; each has its own file in `fedjax_ssl.data.sources`."""
 
 import inspect
 from collections.abc import Callable, Sequence
@@ -8,7 +8,7 @@ from typing import Any, Literal, NamedTuple, TypeVar
 from fedjax_ssl.data.dataset import Dataset
 from fedjax_ssl.data.reading.fetch import Archive, Facts, RemoteFile, load_archive
 
-PLACES = ("root", "path", "download")  # given by `load`, not options of a dataset
+PLACES = ("root", "path", "download")  # arguments of `load`, not options of a dataset
 
 Kind = Literal["embedded", "own", "downloaded", "library", "placed"]
 F = TypeVar("F", bound=Callable[..., Any])
@@ -18,12 +18,12 @@ class Entry(NamedTuple):
     """One registered dataset."""
 
     load: Callable[..., Dataset]
-    # ^ its parameters are the dataset's options, and places such as path
+    # ^ its parameters are the dataset's options, and paths
     description: str  # one line for lists
     terms: str  # licence and whom to cite
     kind: Kind
-    facts: Facts | None = None  # with the options' defaults; None: nobody knows them before
-    archive: Callable[..., Archive] | None = None  # options -> what is downloaded; None: nothing is
+    facts: Facts | None = None  # facts for the options' defaults; None: unknown before reading
+    archive: Callable[..., Archive] | None = None  # options -> files to download; None: no download
 
 
 ENTRIES: dict[str, Entry] = {}
@@ -34,11 +34,10 @@ def dataset(
 ) -> Callable[[F], F]:
     """Register the decorated function as the loader of a dataset that is not downloaded.
 
-    Its keyword parameters are the dataset's options; those named root, path and download are
-    given by `load`.
+    Its keyword parameters are the dataset's options; root, path and download come from `load`.
 
     Args:
-        name: the dataset is loaded by.
+        name: name by which the dataset is loaded.
         description: one line for lists.
         terms: licence and whom to cite.
         kind: "embedded" in the package; "own": the user's, at path=; "placed": fetched and placed
@@ -68,11 +67,11 @@ def published(
     are options.
 
     Args:
-        name: the dataset is loaded by.
+        name: name by which the dataset is loaded.
         description: one line for lists.
         terms: licence and whom to cite.
-        files: that must be at hand.
-        facts: what is known of it before it is read; other numbers of examples are warned about.
+        files: files that must exist.
+        facts: facts that are known before reading; different numbers of examples give a warning.
         **fields: further fields of `Archive`.
     """
 

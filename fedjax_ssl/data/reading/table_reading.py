@@ -1,5 +1,5 @@
-"""Encode the columns of a table as inputs: numbers, dates and words, in training and for
-prediction alike.
+"""Conversion of the columns of a table to inputs (numbers, dates and words), the same in training
+and prediction.
 """
 
 import dataclasses
@@ -24,24 +24,22 @@ if TYPE_CHECKING:  # takes long to import
     import pandas
 
 Missing = Literal["refuse", "median", "drop"]
-FAR = 1e3  # by so much more than rounding to single precision the values of a feature differ
-MOST_LEVELS = 50  # words that are one-hot encoded
-FEW = 30  # examples, of which fewer may be in any order by chance
-ISO = "ISO8601"  # the form of dates by default, as `pandas.to_datetime` names it
+# a feature whose differences exceed rounding to single precision by less than this is centred
+FAR = 1e3
+MOST_LEVELS = 50  # most words of a one-hot encoded column
+FEW = 30  # fewer examples may be in any order by chance
+ISO = "ISO8601"  # default date format, as in `pandas.to_datetime`
 
 
 @dataclasses.dataclass(frozen=True)
 class CellOptions:
     """Settings for reading the cells of a user's table.
 
-    Attributes:
-        codes: columns of numbers that are one-hot encoded as words are.
-        dates: columns of dates.
-        date_format: how these are written, as `pandas.to_datetime` takes it, such as %d.%m.%Y.
-        decimal: what stands between whole number and fraction.
-        missing: what becomes of rows with missing cells: an error; filled in by the median of the
-            training examples, of words by the most frequent one; or left out and counted.
-        missing_marks: what stands for a missing cell, beside an empty one, in capitals or not.
+    Attributes: codes: columns of numbers that are one-hot encoded, like words. dates: columns of
+    dates. date_format: their format for `pandas.to_datetime`, such as %d.%m.%Y. decimal: decimal
+    separator. missing: rows with missing cells: an error; filled in by the median of the training
+    examples (words by the most frequent one); or left out and counted. missing_marks: texts of a
+    missing cell besides the empty one, in any case.
     """
 
     codes: Names = ()
@@ -59,16 +57,16 @@ class Feature:
     name: str
     kind: Literal["number", "date", "words"] = "number"
     # ^ type of its cells; a date is read as days since 1970
-    form: str = ""  # how a date is written, as `pandas.to_datetime` takes it
+    form: str = ""  # date format, for `pandas.to_datetime`
     levels: Names = ()
-    # ^ words that training knew; each is an input, 1 where the cell holds it
+    # ^ words that occur in training; each is an input, 1 if the cell has it
     fill: float = 0.0
-    # ^ stands in for a missing cell, where `TableReading.missing` is median: that of the training
-    # examples; place of the most frequent word
+    # ^ value for a missing cell, if `TableReading.missing` is median: the median of the training
+    # examples, or the place of the most frequent word
 
     def values(self, cells: "pandas.Series", decimal: str = ".") -> Float[np.ndarray, " n"]:
-        """Read cells as numbers, words as places among the levels; NaN where a cell is missing
-        or does not fit.
+        """Read cells as numbers, and words as places among the levels; NaN if a cell is missing or
+        does not fit.
         """
         if self.kind == "number":
             return as_numbers(cells, decimal)
@@ -82,14 +80,14 @@ class Feature:
 class TableReading(Reading):
     """Conversion of the rows of a table to inputs."""
 
-    roles: dict[str, str]  # role -> name of the column that says it
+    roles: dict[str, str]  # role -> name of its column
     missing: Missing = "refuse"  # treatment of rows with missing cells
-    marks: Names = MARKS  # stand for missing cells, beside empty ones
-    codes: Names = ()  # columns of numbers that are one-hot encoded as words are
+    marks: Names = MARKS  # texts of missing cells, besides the empty one
+    codes: Names = ()  # columns of numbers that are one-hot encoded, like words
     dates: Names = ()  # columns of dates
-    date_format: str = ISO  # how these are written, as `pandas.to_datetime` takes it
+    date_format: str = ISO  # their format, for `pandas.to_datetime`
     decimal: str = "."  # decimal separator
-    features: tuple[Feature, ...] = ()  # columns that are inputs, in their order
+    features: tuple[Feature, ...] = ()  # input columns, in their order
 
     def __post_init__(self) -> None:
         # JSON stores a feature as a dictionary.
@@ -98,7 +96,7 @@ class TableReading(Reading):
 
     @property
     def inputs(self) -> list[str]:
-        """Name the inputs."""
+        """Names of the inputs."""
         return [
             f"{one.name}={level}" if one.levels else one.name
             for one in self.features
@@ -122,14 +120,14 @@ class TableReading(Reading):
         return found
 
     def read(self, table: "pandas.DataFrame", findings: Findings) -> tuple[np.ndarray, np.ndarray]:
-        """Read the rows of a table, whose other columns are passed over.
+        """Read the rows of a table; other columns are ignored.
 
         Args:
-            table: as `read_table` gives it, columns in any order.
+            table: table from `read_table`, with columns in any order.
             findings: for problems, and notes of unknown words and missing cells.
 
         Returns:
-            Inputs, float32 [n, inputs], and which rows are used, bool [n].
+            Inputs, float32 [n, inputs], and the mask of used rows, bool [n].
         """
         blocks = [np.zeros((len(table), 0))]
         gaps = dict[str, np.ndarray]()
@@ -149,7 +147,7 @@ class TableReading(Reading):
         return np.concatenate(blocks, axis=1).astype(np.float32), self._used(gaps, table, findings)
 
     def _tell(self, feature: Feature, cell: str, rows: str, findings: Findings) -> None:
-        """Tell of a cell that does not fit its column."""
+        """Report a cell that does not fit its column."""
         told = f"column {feature.name!r} holds {cell!r} in {rows}, which "
         if feature.kind == "words":
             findings.notes.append(f"{told}is no word that training knew; its inputs are 0 there")
@@ -166,7 +164,7 @@ class TableReading(Reading):
     def _used(
         self, gaps: dict[str, np.ndarray], table: "pandas.DataFrame", findings: Findings
     ) -> np.ndarray:
-        """Tell of missing cells, by column; give the rows that are used."""
+        """Report missing cells by column; return the mask of used rows."""
         full = ~np.any([*gaps.values(), np.zeros(len(table), bool)], axis=0)
         if full.all():
             return full
@@ -199,12 +197,12 @@ def fit(
     reading: TableReading,
     findings: Findings,
 ) -> TableReading:
-    """Choose how columns become inputs, by their cells in the training examples.
+    """Choose the conversion of columns to inputs, from their cells in the training examples.
 
     Args:
-        table: as `read_table` gives it.
-        names: columns that are inputs.
-        train: bool [n], rows whose levels and medians count.
+        table: table from `read_table`.
+        names: input columns.
+        train: bool [n], rows from which levels and medians are taken.
         reading: everything but the features.
         findings: for problems and notes.
 
@@ -246,15 +244,15 @@ def fit(
 
 
 def rounded_away(values: Float[np.ndarray, "n *features"]) -> Bool[np.ndarray, "*features"]:
-    """Tell whether single precision rounds away differences between the values of a feature."""
+    """Return whether single precision rounds away differences between the values of a feature."""
     return np.ptp(values - values.astype(np.float32), axis=0) > values.std(axis=0) / FAR
 
 
 def kind_of(
     name: str, present: "pandas.Series", reading: TableReading, findings: Findings
 ) -> Feature:
-    """Tell numbers, dates and words apart: a column that the options name holds codes or dates, one
-    without a single number holds words.
+    """Return the kind of a column: as the options say, words if it has no number, otherwise
+    numbers.
     """
     if name in reading.dates:
         return Feature(name, "date", reading.date_format)
@@ -281,9 +279,7 @@ def kind_of(
 
 
 def identifiers(names: Sequence[str], x: Float[np.ndarray, "n features"]) -> list[str]:
-    """Find inputs that differ in every example and rise or fall from each to the next, a sentence
-    each.
-    """
+    """Find inputs that differ in every example and always rise or always fall, a sentence each."""
     steps = np.diff(x, axis=0)
     sorted_too = (steps > 0).all(axis=0) | (steps < 0).all(axis=0)
     return [
@@ -295,7 +291,7 @@ def identifiers(names: Sequence[str], x: Float[np.ndarray, "n features"]) -> lis
 
 
 def _days(cells: "pandas.Series", form: str) -> Float[np.ndarray, " n"]:
-    """Read dates as days since 1970, NaN where a cell is none."""
+    """Read dates as days since 1970, NaN for other cells."""
     import pandas
 
     found = pandas.to_datetime(cells, format=form, errors="coerce", utc=True)

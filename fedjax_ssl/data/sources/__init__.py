@@ -1,4 +1,4 @@
-"""Datasets by name: every file of this folder registers what it reads."""
+"""Datasets by name; every file of this folder registers the datasets that it reads."""
 
 import importlib
 import inspect
@@ -35,8 +35,8 @@ logger = logging.getLogger(__name__)
 
 
 def is_own(name: str) -> bool:
-    """Tell whether a dataset is the user's: files, what another library reads, or a loader of
-    their own.
+    """Return whether a dataset is the user's: own files, a dataset of another library, or an own
+    loader.
     """
     entry = ENTRIES.get(name.partition(":")[0])
     return entry is None or entry.kind in ("own", "library")
@@ -62,16 +62,16 @@ def load(
         download: whether the network may be used.
         path: for "npz" and "table" the file, for "folder" the folder; for published datasets a
             folder with their original files.
-        left_out_client: the client that a run leaves out, by name or number: nothing is learnt from
-            its rows.
-        **options: of the source, for example writers=20 for "glyphs".
+        left_out_client: client that a run leaves out, by name or number: statistics ignore its
+            rows.
+        **options: options of the source, for example writers=20 for "glyphs".
 
     Returns:
         The dataset, checked.
 
     Raises:
         ValueError: an unknown name or option, or content that does not fit; says what is allowed.
-        DatasetUnavailable: not here and not to be had, or damaged; says what to put where.
+        DatasetUnavailable: not here and not available, or damaged; the message says what to do.
 
     Example:
         >>> digits = fs.load_dataset("digits")
@@ -105,8 +105,8 @@ def load(
 
 
 def read(name: str, **given: Any) -> Dataset:
-    """Load a dataset from its source, as `load` does; in a user's own, or a library's, copies of an
-    example stay together.
+    """Load a dataset from its source, as `load` does; copies of an example in a user's own or a
+    library's dataset stay together.
 
     Args:
         name: as for `load`.
@@ -117,8 +117,8 @@ def read(name: str, **given: Any) -> Dataset:
 
 
 def names_apart(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Cut text at its commas where an option of a source holds several names, as a command line
-    does: else it would be taken letter by letter.
+    """Split text at commas for an option with several names, as a command line does; otherwise it
+    would be taken letter by letter.
     """
     known = SOURCES.options(name)
     return {

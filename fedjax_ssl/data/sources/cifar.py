@@ -37,7 +37,7 @@ FACTS10 = Facts(
     10,
     fields={
         "class_names": CIFAR10_CLASSES,
-        "mean": (0.4914, 0.4822, 0.4465),  # as XCLP's code has them
+        "mean": (0.4914, 0.4822, 0.4465),  # as in XCLP's code
         "std": (0.2470, 0.2435, 0.2616),
     },
 )
@@ -48,7 +48,7 @@ FACTS100 = Facts(
     100,
     fields={
         "class_names": CIFAR100_CLASSES,
-        "mean": (0.5071, 0.4865, 0.4409),  # as SemiFL has them
+        "mean": (0.5071, 0.4865, 0.4409),  # as in SemiFL
         "std": (0.2673, 0.2564, 0.2762),
         "coarse_names": CIFAR100_SUPERCLASSES,
         "correspondence": correspondence("superclass", len(CIFAR100_CLASSES)).matrix,
@@ -70,8 +70,8 @@ FACTS100 = Facts(
     facts=FACTS10,
 )
 def read_cifar10(files: Files) -> Dataset:
-    """Read CIFAR-10 from its binary archive: rows of one label byte and 3,072 bytes, planes red,
-    green, blue.
+    """Read CIFAR-10 from its binary archive; a row has one label byte and 3,072 bytes in the planes
+    red, green and blue.
     """
     batches = [f"data_batch_{i}.bin" for i in range(1, 6)]
     *train, test = _read_rows(files[TAR10], [*batches, "test_batch.bin"], {"label": 10})

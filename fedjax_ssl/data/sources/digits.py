@@ -15,9 +15,9 @@ from fedjax_ssl.data.dataset import Dataset, Split
 from fedjax_ssl.data.reading.fetch import Facts
 from fedjax_ssl.data.reading.register import dataset
 
-# Every writer filled in a form with the same 130 digits in the same order. The label sequence
-# repeats that form 14 times, with 0 to 8 digits missing or doubled, so aligning it with the form
-# gives where each one starts.
+# Every writer filled in a form with the same 130 digits in the same order. The labels repeat that
+# form 14 times, with 0 to 8 digits missing or doubled; aligning them with the form gives each
+# start.
 FORM_STARTS = (0, 130, 256, 386, 516, 646, 776, 906, 1029, 1157, 1287, 1415, 1545, 1667)
 
 
@@ -56,6 +56,6 @@ def load_digits() -> Dataset:
         class_names=tuple("0123456789"),
         client_names=tuple(f"writer {i}" for i in range(len(FORM_STARTS))),
         input_max=16.0,
-        mean=(0.0,),  # by convention values stay in 0 .. 1
+        mean=(0.0,),  # by convention, values stay in 0 .. 1
         std=(1.0,),
     )

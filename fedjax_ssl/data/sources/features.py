@@ -1,10 +1,10 @@
-"""`features`: examples as an encoder saw them, with stored views in place of augmentation, and the
-folders of them that the command `features` writes, block by block.
+"""`features`: examples as encoded features, with stored views in place of augmentation, and their
+folders, which the command `features` writes block by block.
 
-A folder holds the dataset without its inputs, as `cache` keeps datasets; `features.json`, which
-says what was encoded by what; and an array in half precision for each split, [n, 1 + weak + strong,
-d] of the training examples and [n, 1, d] of the test examples. How long an array is says how much
-of it is done, so that a kill or a full disk loses a block at most.
+A folder holds the dataset without its inputs, as `cache` keeps datasets; `features.json`, the
+description of data and encoder; and an array in half precision for each split, [n, 1 + weak +
+strong, d] for the training examples and [n, 1, d] for the test examples. The length of an array
+shows how much is done, so a kill or a full disk loses one block at most.
 """
 
 import dataclasses
@@ -40,7 +40,7 @@ KIND = np.dtype(np.float16)
 def load_features(
     *, path: Place = None, strong_views: Annotated[int | None, Whole(0)] = None
 ) -> Dataset:
-    """Load features of examples, and of views of them.
+    """Load features of examples and of their views.
 
     A folder is what the command `features` has written; labels, clients and names are those of the
     dataset that it encoded. An `.npz` file has the arrays of the dataset `npz`, where `inputs` are
@@ -49,8 +49,8 @@ def load_features(
 
     Args:
         path: the folder, or the file.
-        strong_views: of an `.npz` file, how many of the views are strong, the last ones; by
-            default half of them, rounded down.
+        strong_views: number of strong views in an `.npz` file, which come last; by default half of
+            the views, rounded down.
 
     Returns:
         The dataset, with `views`.
@@ -73,7 +73,7 @@ def load_features(
     taken: Arrays = {}
 
     def aside(arrays: Arrays) -> None:
-        """Put one number in place of every example's features, which have an axis more."""
+        """Put one number in place of every example's features, which have one more axis."""
         for name in INPUTS:
             if name not in arrays:
                 continue
@@ -103,7 +103,7 @@ def load_features(
 
 
 def _features(name: str, values: np.ndarray) -> np.ndarray:
-    """Take features as [n, views, d]."""
+    """Return features as [n, views, d]."""
     if values.dtype.kind != "f" or values.ndim not in (2, 3) or 0 in values.shape:
         raise ValueError(
             f"{name} has shape {values.shape} and dtype {values.dtype}; features are floating "
@@ -119,8 +119,9 @@ class Encoded:
 
     data: dict[str, Any]  # fingerprint of the examples
     encoder: dict[str, Any]  # facts that identify the encoder
-    augmentation: dict[str, Any]  # names and settings of the weak and the strong one, and the seed
-    weak: int  # views of a training example
+    augmentation: dict[str, Any]
+    # ^ names and settings of the weak and the strong augmentation, and the seed
+    weak: int  # weak views of a training example
     strong: int
     width: int  # numbers of a feature vector
     block: int  # examples that are encoded at once
@@ -128,20 +129,20 @@ class Encoded:
     version: int = 1
 
     def views_of(self, split: str) -> int:
-        """Count what is stored of an example of a split: it and its views."""
+        """Return the number of stored rows of an example: itself and its views."""
         return StoredViews(self.weak, self.strong).all if split == "train" else 1
 
     def row_bytes(self, split: str) -> int:
-        """Count the bytes of an example."""
+        """Return the bytes of an example."""
         return self.views_of(split) * self.width * KIND.itemsize
 
     @property
     def nbytes(self) -> int:
-        """Count the bytes of all arrays."""
+        """Return the bytes of all arrays."""
         return sum(count * self.row_bytes(split) for split, count in self.sizes.items())
 
     def differences(self, other: "Encoded") -> list[str]:
-        """Name what another folder was made with that this one was not."""
+        """Return the facts in which another folder differs from this one."""
         here = flatten_dict(dataclasses.asdict(self), sep=".")
         there = flatten_dict(dataclasses.asdict(other), sep=".")
         return [
@@ -152,7 +153,7 @@ class Encoded:
 
 
 def read_facts(folder: Path) -> Encoded | None:
-    """Read what a folder holds; None where nothing was encoded into it.
+    """Read the description of a folder; None if nothing was encoded into it.
 
     Raises:
         BadData: its description is damaged.
@@ -182,19 +183,18 @@ def begin(folder: Path, dataset: Dataset, facts: Encoded) -> None:
 
 
 def array_file(folder: Path, split: str) -> Path:
-    """Name the file of a split's features."""
+    """Return the path of a split's features."""
     return folder / f"{split}_features.npy"
 
 
 class Rows:
     """The array of one split, to which blocks of examples are added.
 
-    Attributes:
-        done: examples that are there.
+    Attributes: done: examples written so far.
     """
 
     def __init__(self, folder: Path, facts: Encoded, split: str):
-        """Open the array and cut off what a kill left of a block."""
+        """Open the array, and cut off a partial block."""
         self._file = array_file(folder, split)
         self._shape = (facts.views_of(split), facts.width)
         self._row_bytes = facts.row_bytes(split)
@@ -208,7 +208,7 @@ class Rows:
         self._cut()
 
     def add(self, features: np.ndarray) -> None:
-        """Add features [b, views, d]; a full disk leaves the blocks before.
+        """Add features [b, views, d]; on a full disk, earlier blocks are kept.
 
         Raises:
             OSError: they cannot be written.
@@ -222,7 +222,7 @@ class Rows:
         self.done += len(features)
 
     def first(self, count: int) -> np.ndarray:
-        """Read the features of the first examples as they are, [count, d]."""
+        """Read the features of the first examples without views, [count, d]."""
         values = count * self._row_bytes // KIND.itemsize
         read = np.fromfile(self._file, KIND, values, offset=self._start)
         return read.reshape(-1, *self._shape)[:, 0]
@@ -232,7 +232,7 @@ class Rows:
 
 
 def _header(shape: tuple[int, ...]) -> bytes:
-    """Make what stands before the values in an `.npy` file."""
+    """Make the header of an `.npy` file."""
     written = io.BytesIO()
     facts = {"descr": npy.dtype_to_descr(KIND), "fortran_order": False, "shape": shape}
     npy.write_array_header_1_0(written, facts)
@@ -263,7 +263,9 @@ def load_encoded(folder: Path) -> Dataset:
 
 
 def _mapped(folder: Path, facts: Encoded, split: str) -> np.ndarray:
-    """Map the array of a split; a test example is repeated, without memory, in place of views."""
+    """Map the array of a split; a test example is repeated, without memory, in place of its
+    views.
+    """
     file = array_file(folder, split)
     count = facts.sizes[split]
     header = _header((count, facts.views_of(split), facts.width))
@@ -279,6 +281,6 @@ def _mapped(folder: Path, facts: Encoded, split: str) -> np.ndarray:
     shape = (count, StoredViews(facts.weak, facts.strong).all, facts.width)
     if mapped.shape == shape:
         return mapped
-    # Not `np.broadcast_to`, whose result no longer knows that it is mapped.
+    # Not `np.broadcast_to`, whose result does not show that it is mapped.
     row, _, value = mapped.strides
     return np.ndarray(shape, KIND, buffer=mapped, strides=(row, 0, value))

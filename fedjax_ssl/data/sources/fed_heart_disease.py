@@ -30,12 +30,12 @@ HOSPITALS = {
     "va": "VA",
 }
 PUBLISHED = {"Cleveland": (199, 104), "Hungary": (172, 89), "Switzerland": (30, 16), "VA": (85, 45)}
-LEVELS = {"cp": (1, 2, 3, 4), "restecg": (0, 1, 2)}  # one feature for each but the first
+LEVELS = {"cp": (1, 2, 3, 4), "restecg": (0, 1, 2)}  # one feature for each level but the first
 USED = ("age", "sex", "cp", "trestbps", "chol", "fbs", "restecg", "thalach", "exang", "oldpeak")
 COLUMNS = [*USED, "slope", "ca", "thal", "num"]
 NUMBERS = [name for name in USED if name not in LEVELS]
 ENCODED = [(name, level) for name, levels in LEVELS.items() for level in levels[1:]]
-TRAINED = 0.66  # share of a hospital's rows
+TRAINED = 0.66  # share of a hospital's rows for training
 ADDRESS = "https://archive.ics.uci.edu/dataset/45/heart+disease"
 TERMS = (
     "UCI dataset 45: CC BY 4.0; cite Janosi, Steinbrunn, Pfisterer and Detrano (1988), Heart "
@@ -108,8 +108,8 @@ def load_fed_heart_disease(*, root: Place = None, path: Place = None) -> Dataset
 
 
 def _read(path: Path, findings: Findings) -> tuple[np.ndarray, np.ndarray, np.ndarray] | None:
-    """Read one hospital's features [n, 13], classes [n] and lines [n], without rows in which
-    something is missing.
+    """Read one hospital's features [n, 13], classes [n] and lines [n], without rows with missing
+    cells.
     """
     try:
         table = read_table(path, COLUMNS)
@@ -146,7 +146,7 @@ def _read(path: Path, findings: Findings) -> tuple[np.ndarray, np.ndarray, np.nd
 
 
 def _test_rows(labels: np.ndarray) -> np.ndarray:
-    """Draw the rows of a hospital's test set, with the very draws of scikit-learn."""
+    """Draw the rows of a hospital's test set, with exactly scikit-learn's draws."""
     rng = np.random.RandomState(43)
     total = len(labels)
     num_train = int(np.floor(TRAINED * total))

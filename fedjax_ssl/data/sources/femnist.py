@@ -152,7 +152,7 @@ def read_sqlite(path: Path) -> Part:
 
 
 def _sqlite_writers(path: Path) -> Iterator[Writer]:
-    from flax import serialization  # takes a moment to import
+    from flax import serialization  # slow to import
 
     uri = f"{path.resolve().as_uri()}?mode=ro"
     with damage(path), contextlib.closing(sqlite3.connect(uri, uri=True)) as database:
@@ -173,8 +173,8 @@ def _sqlite_writers(path: Path) -> Iterator[Writer]:
 
 
 def _leaf_writers(path: Path) -> Iterator[Writer]:
-    """Read a file of LEAF's: `users`, `num_samples`, and `user_data` with `x` (rows of 784) and
-    `y` of each.
+    """Read one of LEAF's files: `users`, `num_samples`, and `user_data` with `x` (rows of 784) and
+    `y` for each.
     """
     with damage(path):
         content = json.loads(path.read_bytes())
@@ -183,7 +183,8 @@ def _leaf_writers(path: Path) -> Iterator[Writer]:
             raise ValueError("users and user_data do not name the same writers")
     for name in sorted(users):
         try:
-            user = users.pop(name)  # so that the lists of a writer go when the arrays are there
+            # popped, so that the lists of a writer are freed once the arrays exist
+            user = users.pop(name)
             labels = np.array(user["y"])
             pixels = np.array(user["x"], np.float32).reshape(len(labels), *SHAPE)
         except Exception as error:
@@ -194,7 +195,7 @@ def _leaf_writers(path: Path) -> Iterator[Writer]:
 
 
 def _joined(path: Path, writers: Iterator[Writer]) -> Part:
-    """Put the examples of all writers together, in the order of their names."""
+    """Join the examples of all writers, in the order of their names."""
     found: dict[str, tuple[np.ndarray, np.ndarray]] = {}
     for name, example, count in writers:
         if not isinstance(example, dict) or not {"pixels", "label"} <= example.keys():

@@ -1,6 +1,4 @@
-"""`folder`: the user's own images, in folders by site and class, or with a table that says what
-each shows.
-"""
+"""`folder`: the user's own images, in folders by site and class, or with a table of labels."""
 
 import logging
 import os
@@ -47,8 +45,8 @@ from fedjax_ssl.errors import counted
 if TYPE_CHECKING:  # takes long to import
     import pandas
 
-UNLABELLED = ("unlabelled", "unlabeled")  # a folder of this name is no class
-FILE = "file"  # usual name of the column that names the image
+UNLABELLED = ("unlabelled", "unlabeled")  # folder names that are no class
+FILE = "file"  # usual name of the column with the image's file
 LAYOUT = (
     "images belong into PATH/SITE/CLASS/ or PATH/CLASS/ (with train/ and test/ above CLASS or "
     "SITE, if there are test images), or a table PATH/NAME.csv with the columns file and label "
@@ -82,23 +80,24 @@ def load_folder(
     option changes.
 
     Without a table, the names of the folders say site and class, and train/ and test/ above them
-    the split; the folder "unlabelled" and images directly in the folder of a site have no label.
-    With a table, it has a row per image: `file` below the table's folder, `label` (empty = none),
-    and where known `client`, `split` (train, test), `set`, `coarse`. Images that cannot be used are
+    the split; the folder "unlabelled" and images directly in the folder of a site have no label. A
+    table has a row per image: `file` below the table's folder, `label` (empty = none), and
+    optionally `client`, `split` (train, test), `set` and `coarse`. Images that cannot be used are
     left out and counted.
 
     Args:
         root: folder of all datasets; default $FEDJAX_SSL_DATA or ~/.cache/fedjax_ssl.
         path: the folder, or the table in it; a table in the folder that has a column `file` is
             found.
-        layout: what folders are; by default as deep as the images lie.
-        size: side of the square images in pixels; by default their own where all have the same,
-            else 64.
+        layout: meaning of the folder levels; by default from the depth of the images.
+        size: side of the square images in pixels; by default their own if all are equal, otherwise
+            64.
         channels: 1 (grey) or 3 (colour); by default 3 if an image is in colour.
         fit: how an image becomes a square: its middle cut out, all of it stretched, or padded with
             black.
-        black: value that is shown as black of images with 16 bits; by default 0.
-        white: likewise; by default that of the fewest bits that hold the training images.
+        black: value of 16-bit images that becomes black; by default 0.
+        white: value that becomes white; by default the maximum of the fewest bits that hold the
+            training images.
         file_column: the table's name for `file`.
         options: other columns of the table, classes and class shares.
 
@@ -122,7 +121,7 @@ def load_folder(
 
     def make() -> Dataset:
         findings = Findings()
-        # could be neither printed nor kept
+        # These names can be neither printed nor stored.
         if foreign := [name for name in listing.images if not is_text(name)]:
             findings.problems.append(
                 f"{counted(len(foreign), 'image lies', 'images lie')} under names that are not "
@@ -147,7 +146,7 @@ def load_folder(
                     f"first {unnamed[0]}; left out"
                 )
         findings.stop(given)
-        marks = () if table is None else MARKS  # a folder is named on purpose
+        marks = () if table is None else MARKS  # folder names are always meant
         is_test = read_columns(texts, options.classes, findings, marks).is_test
         findings.stop(given)  # before the images, which take longest
         logger.info("%s: reading %d images; this is done once", given, len(files))
@@ -155,7 +154,7 @@ def load_folder(
             [folder / name for name in files], files, findings, fitted=~is_test, **pictures
         )
         findings.stop(given)
-        # A class or a client may have lost all that it had.
+        # A class or a client may have lost all its images.
         named = texts.set_axis([spelling(name) for name in files]).iloc[found.rows]
         numbered = read_columns(named, options.classes, findings, marks)
         notes = list(dict.fromkeys(findings.notes))
@@ -169,15 +168,15 @@ def load_folder(
 
 
 def _check_without_table(given: Path, columns: Mapping[str, str], layout: str) -> None:
-    """Refuse a folder whose tables would be passed over, and columns that no table has.
+    """Refuse a folder with unused tables, and named columns without a table.
 
     Args:
         given: the folder.
         columns: name of the column of each role, and of the file.
-        layout: as the user gives it; of "auto", nobody says that the folders count.
+        layout: the user's choice; "auto" does not say that folder names count.
 
     Raises:
-        BadData: says which tables there are.
+        BadData: the message lists the tables.
     """
     tables = [path for path in _tables(given) if path.suffix != ".txt"]
     named = [f"data.{role}_column={name}" for role, name in columns.items() if name != role]
@@ -197,7 +196,7 @@ def _tables(folder: Path) -> list[Path]:
 
 
 def find_table(given: Path, column: str) -> Path | None:
-    """Find the one table of a folder of images that has a column for the file.
+    """Find the single table in a folder of images that has a column for the file.
 
     Args:
         given: the folder, or the table itself.
@@ -211,7 +210,7 @@ def find_table(given: Path, column: str) -> Path | None:
             if column in read_table(path):
                 found.append(path)
         except BadData as error:
-            # A broken table is said to be one only where its name promises to be the one.
+            # A broken table is only reported if its name says that it is a table.
             if path.suffix.lower() == ".csv":
                 raise BadData(
                     path, [*error.problems, "move it away if it does not describe the images"]
@@ -228,7 +227,7 @@ def find_table(given: Path, column: str) -> Path | None:
 def _by_folders(
     listing: Listing, layout: str, findings: Findings
 ) -> tuple[Sequence[str], "pandas.DataFrame"]:
-    """Read labels, clients and splits of images from the names of their folders."""
+    """Take labels, clients and splits of images from their folder names."""
     files = listing.images
     if listing.others:
         kinds = ", ".join(f"{count:,} {ending}" for ending, count in listing.others.most_common(5))
@@ -259,7 +258,7 @@ def _by_folders(
             )
             break
     depths = list(map(len, folders))
-    # How deep the labelled images lie.
+    # Depth of the labelled images.
     most = {"auto": min(max(depths, default=0), 2), "class": 1, "site/class": 2}[layout]
     astray = [
         row for row, depth in enumerate(depths) if depth > most or depth < most - 1 or not most
@@ -293,8 +292,8 @@ def read_by_table(
     columns: Mapping[str, str],
     findings: Findings,
 ) -> tuple[Sequence[str], "pandas.DataFrame"]:
-    """Take files and texts from the rows of a table; rows whose image is not there are left out
-    and counted.
+    """Take files and texts from the rows of a table; rows with a missing image are left out and
+    counted.
     """
     texts = read_roles(table, columns, ("file",), findings, f"in {path.name} ")
     if "file" not in texts:

@@ -15,10 +15,10 @@ from fedjax_ssl.data.reading.fetch import Facts
 from fedjax_ssl.data.reading.own import Place
 from fedjax_ssl.data.reading.register import dataset
 
-# Part of the cache's name: raise it whenever the same options give another dataset.
+# Part of the cache's name; raise it if the same options give another dataset.
 VERSION = 2
 MEAN_EXAMPLES = 227
-# With fewer, a writer could be left without a test example.
+# With fewer examples, a writer could be left without a test example.
 MIN_EXAMPLES = 40
 
 
@@ -37,7 +37,7 @@ def load_glyphs(
     seed: Annotated[int, Whole(0)] = 0,
     examples: Annotated[int, Whole(MIN_EXAMPLES)] = MEAN_EXAMPLES,
 ) -> Dataset:
-    """Draw the set, or open it if these options were drawn before.
+    """Draw the dataset, or open it if the same options were drawn before.
 
     The first writers of a larger set are the writers of a smaller one with the same seed and
     `examples`. Each writer's examples are split 90 / 10 into train and test, as FEMNIST's are.
@@ -61,7 +61,7 @@ def load_glyphs(
 
         from fedjax_ssl.data.reading.drawing import CHARACTERS, draw
 
-        # the same images, and the same compiled program, whatever the caller's types
+        # The same images and the same compiled program, for all types of the caller.
         with jax.enable_x64(False):
             train, test = draw(writers, seed, examples)
         return Dataset(
@@ -70,7 +70,7 @@ def load_glyphs(
             test,
             class_names=CHARACTERS,
             client_names=tuple(f"writer {w}" for w in range(writers)),
-            mean=(0.0,),  # as FEMNIST, whose values stay in 0 .. 1 by convention
+            mean=(0.0,),  # as FEMNIST: by convention, values stay in 0 .. 1
             std=(1.0,),
             extra={"writers": writers, "seed": seed, "examples": examples, "version": VERSION},
         )

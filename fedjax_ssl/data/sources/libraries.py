@@ -26,7 +26,7 @@ GREY = ("1", "L", "LA", "I;16")  # modes of images
 
 @dataclass(frozen=True)
 class Choice:
-    """Splits and columns of a dataset that are read.
+    """Splits and columns that are read.
 
     Attributes:
         train_split: the split that is trained on.
@@ -47,7 +47,7 @@ class Choice:
 
 
 class _Opened(NamedTuple):
-    """A dataset as its library has it."""
+    """A dataset, opened by its library."""
 
     splits: Mapping[str, Iterable[Mapping[str, Any]]]  # rows, as values by column
     columns: Sequence[str]
@@ -69,7 +69,7 @@ def load_tfds(
     download: bool = True,
     choice: Choice,
 ) -> Dataset:
-    """Read a dataset of TensorFlow Datasets, which prepares it where it is not prepared yet.
+    """Read a dataset of TensorFlow Datasets, which is prepared first if necessary.
 
     Args:
         dataset: NAME, NAME/CONFIG or NAME/CONFIG:VERSION.
@@ -129,11 +129,11 @@ def load_hf(
     """Read a dataset of Hugging Face with the library `datasets`.
 
     Args:
-        dataset: its name at the hub ("ylecun/mnist"), or a folder that `save_to_disk` wrote.
+        dataset: its name on the hub ("ylecun/mnist"), or a folder written by `save_to_disk`.
         root: folder of all datasets, which keeps the arrays; default $FEDJAX_SSL_DATA or
             ~/.cache/fedjax_ssl.
-        download: whether the hub may be asked.
-        subset: its configuration at the hub, if it has several.
+        download: whether the hub may be used.
+        subset: its configuration on the hub, if it has several.
         choice: splits and columns; a folder of one split is the training split.
 
     Returns:
@@ -180,7 +180,7 @@ def _library(name: str, module: str, extra: str) -> Any:
 
 @contextlib.contextmanager
 def _named(name: str) -> Iterator[None]:
-    """Turn whatever a library raises into one error that names the dataset."""
+    """Turn any error of a library into one that names the dataset."""
     try:
         yield
     except BadData:
@@ -193,7 +193,7 @@ def _named(name: str) -> Iterator[None]:
 
 
 def _kept(name: str, opened: _Opened, choice: Choice, folder: Path) -> Dataset:
-    """Read a dataset, or open the arrays that were kept of the same content and choice."""
+    """Read a dataset, or open the arrays kept for the same content and choice."""
     known = fingerprint([name, opened.content, vars(choice)])
     return kept(folder / known, lambda: _read(name, opened, choice))
 
@@ -250,7 +250,7 @@ def _check_there(name: str, kind: str, given: str, there: Sequence[str], named: 
 
 
 def _array(name: str, value: Any, size: int | None) -> np.ndarray:
-    """Take an image as uint8 [H, W, C], all else as float32."""
+    """Return an image as uint8 [H, W, C], and anything else as float32."""
     if isinstance(value, np.ndarray) and value.dtype == np.uint8 and value.ndim == 3:
         value = Image.fromarray(value[..., 0] if value.shape[2] == 1 else value)
     if not isinstance(value, Image.Image):
@@ -265,7 +265,7 @@ def _array(name: str, value: Any, size: int | None) -> np.ndarray:
 
 
 def _stacked(name: str, values: list[np.ndarray]) -> tuple[np.ndarray, bool]:
-    """Stack inputs, and tell whether they are images; grey ones among others are shown in
+    """Stack inputs, and return whether they are images; grey images among colour ones become
     colour.
     """
     is_image = values[0].dtype == np.uint8

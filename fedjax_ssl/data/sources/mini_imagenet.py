@@ -3,9 +3,9 @@
 Source: Vinyals et al., Matching Networks for One Shot Learning, NeurIPS 2016; Ravi and Larochelle,
 ICLR 2017.
 
-Its files are pickles of arrays, and are read without what makes pickles dangerous. A pickle names
-the functions that its reader calls. Here a handful of names stand for functions of this file, which
-make arrays and nothing else; any other name ends the reading.
+Its files are pickles of arrays, and are read safely. A pickle names the functions that its reader
+calls. Here a handful of names stand for functions of this file, which only make arrays; any other
+name is an error.
 """
 
 import pickle
@@ -42,8 +42,8 @@ TERMS = (
 def read_pickles(files: Files) -> Dataset:
     """Read Mini-ImageNet with all 100 classes in training and test examples.
 
-    The pickles are cut by class, for learning from few examples. Here the 600 images of every class
-    are put together and a sixth of them, always the same ones, are test images.
+    The pickles are split by class, for few-shot learning. Here the 600 images of every class are
+    joined, and a sixth of them, always the same ones, are test images.
 
     Args:
         files: pickles of `image_data` uint8 [n, 84, 84, 3] and `class_dict`, rows by name of the
@@ -77,7 +77,7 @@ def read_pickles(files: Files) -> Dataset:
 
 
 def _classes(path: Path) -> dict[str, np.ndarray]:
-    """Images [n, 84, 84, 3] of each class in a file."""
+    """Return the images [n, 84, 84, 3] of each class in a file."""
     content = read_pickle(path)
     if not isinstance(content, dict) or not {"image_data", "class_dict"} <= content.keys():
         raise FormatError(f"{path} has no image_data and class_dict.")
@@ -102,7 +102,7 @@ def _classes(path: Path) -> dict[str, np.ndarray]:
     return found_rows
 
 
-# stands for the class, which makes arrays of any length, and objects of raw bytes
+# This class makes arrays of any length, and objects of raw bytes.
 _ARRAY = "numpy.ndarray"
 
 
@@ -157,7 +157,7 @@ def _scalar(dtype: np.dtype, content: bytes) -> Any:
 def _filled(
     content: bytes, dtype: np.dtype, shape: tuple[int, ...], order: Literal["C", "F"]
 ) -> np.ndarray:
-    """Return an array whose values stand in the pickle, as protocol 5 has them."""
+    """Return an array whose values are in the pickle, as in protocol 5."""
     return np.frombuffer(content, dtype).reshape(shape, order=order)
 
 

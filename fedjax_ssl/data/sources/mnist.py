@@ -107,7 +107,7 @@ def read_idx(file: IO[bytes], name: str) -> np.ndarray:
 
     Args:
         file: the open `.gz` file.
-        name: the file is called in messages.
+        name: name of the file in messages.
 
     Returns:
         uint8 array of the shape the file states.
@@ -124,7 +124,7 @@ def read_idx(file: IO[bytes], name: str) -> np.ndarray:
             raise FormatError(f"{name} ends inside its header, after {4 + len(sizes)} bytes.")
         shape = struct.unpack(f">{start[3]}I", sizes)
         count = math.prod(shape)
-        values = content.read(count + 1)  # one more, to see that it ends there
+        values = content.read(count + 1)  # one byte more, to check that the file ends there
     if len(values) != count:
         raise FormatError(
             f"{name} states the shape {shape} but holds "

@@ -47,7 +47,7 @@ NAMES = {
     for name, what in zip(pair, NEEDED, strict=True)
 }
 
-# Beginning of an array's name -> the split of its examples, and what messages call them.
+# Prefix of an array's name -> the split of its examples, and its name in messages.
 PARTS = {"": ("train", ""), "val_": ("val", "validation, "), "test_": ("test", "test, ")}
 # Column -> array, and the kinds of its type.
 ROLES = {
@@ -122,7 +122,7 @@ def read_npz(
         num_classes: see `load_npz`.
         input_max: likewise.
         proportions: likewise.
-        aside: takes arrays of inputs of another kind away, and puts others there.
+        aside: function that replaces inputs of another kind by placeholders.
 
     Raises:
         DatasetUnavailable: as `load_npz`.
@@ -174,7 +174,7 @@ def read_npz(
 
 
 def _named(found: Arrays, names: Names) -> Arrays:
-    """Give the arrays by the names of this source."""
+    """Return the arrays by this source's names."""
     arrays = {NAMES.get(name, name): values for name, values in found.items()}
     there = ", ".join(f"`{name}`" for name in names) or "nothing"
     if len(arrays) < len(found):
@@ -202,7 +202,7 @@ def _joined(inputs: Any, more: Any) -> Any:
 
 
 def _texts(arrays: Arrays) -> "pandas.DataFrame":
-    """Put what is known of all examples into one table of text, as of a user's own table."""
+    """Collect the texts of all examples in one table, as for a user's own table."""
     import pandas
 
     parts = []
@@ -223,7 +223,7 @@ def _texts(arrays: Arrays) -> "pandas.DataFrame":
 
 
 def _about_inputs(x: np.ndarray) -> list[str]:
-    """Find what may not be what was meant, a sentence each."""
+    """Find inputs that may not be as intended, a sentence each."""
     found = axes_of_images("inputs", x.shape)
     if x.ndim == 2 and len(lost := np.flatnonzero(rounded_away(x))):
         found.append(
@@ -234,7 +234,7 @@ def _about_inputs(x: np.ndarray) -> list[str]:
 
 
 def _inputs(arrays: Arrays, name: str) -> Any:
-    """Take images or features; None: they are not there."""
+    """Read images or features; None if they are missing."""
     if (values := arrays.get(name)) is None:
         return None
     if values.dtype != np.uint8 and values.dtype.kind != "f":
@@ -260,7 +260,7 @@ def _inputs(arrays: Arrays, name: str) -> Any:
 def _class_names(
     values: np.ndarray | None, num_classes: int | None, labels: "pandas.Series"
 ) -> Names:
-    """Take the names of the classes, or their numbers."""
+    """Read the names of the classes, or use their numbers."""
     if values is not None:
         if values.ndim != 1 or values.dtype.kind not in "SUiu":
             found = f"shape {values.shape} and dtype {values.dtype}"
@@ -297,7 +297,7 @@ def _class_names(
 
 
 def _coarse(arrays: Arrays, inputs: np.ndarray) -> tuple[Any, Any, Names | None]:
-    """Take labels in the coarse space, correspondence and names of the coarse classes."""
+    """Read labels in the coarse space, correspondence and names of the coarse classes."""
     labels = arrays.get("coarse")
     matrix = arrays.get("correspondence")
     if labels is None:

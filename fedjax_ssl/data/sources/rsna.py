@@ -29,7 +29,7 @@ TABLE = "stage_2_train.csv"
 IMAGES = "stage_2_train"
 ANY = "any"
 CLASSES = ("epidural", "intraparenchymal", "intraventricular", "subarachnoid", "subdural")
-# centre and width in Hounsfield units: brain, subdural, soft tissue
+# Centre and width in Hounsfield units: brain, subdural, soft tissue.
 WINDOWS = ((40, 80), (80, 200), (40, 380))
 STEPS = (
     "      1. accept the rules at "
@@ -70,9 +70,9 @@ def load_rsna(
         path: folder with `stage_2_train.csv` and `stage_2_train/ID_*.dcm`; default
             `<root>/rsna_hemorrhage/raw`.
         size: side of the square images, in pixels.
-        max_images: at most so many, drawn at random, always the same ones; all by default.
-        healthy: slices without bleeding, drawn at random, always the same ones, which are then the
-            first class; they count among `max_images`, which leaves out others.
+        max_images: largest number of images, a fixed random choice; all by default.
+        healthy: number of slices without bleeding, a fixed random choice; they are then the first
+            class, and count towards `max_images`.
 
     Returns:
         Dataset with inputs uint8 [n, size, size, 3]. Clients are patients; there is no test split,
@@ -152,7 +152,7 @@ def _read_table(path: Path, findings: Findings, healthy: int) -> dict[str, int]:
 
     try:
         table = pandas.read_csv(path, dtype=str, keep_default_na=False)
-    except ValueError as error:  # pandas' own errors are among them
+    except ValueError as error:  # pandas' own errors are subclasses of this
         raise FormatError(f"{path} is no table of comma-separated values: {error}") from error
     if list(table.columns) != ["ID", "Label"]:
         raise FormatError(
@@ -193,7 +193,9 @@ def _read_table(path: Path, findings: Findings, healthy: int) -> dict[str, int]:
 
 
 def _slice(dicom: Any, path: Path, size: int) -> tuple[np.ndarray, str] | str:
-    """Read pixels uint8 [size, size, 3] and patient, or say why it cannot be used."""
+    """Read pixels uint8 [size, size, 3] and patient, or return the reason why the file cannot be
+    used.
+    """
     try:
         if not path.is_file():
             return "not there"
@@ -209,20 +211,21 @@ def _slice(dicom: Any, path: Path, size: int) -> tuple[np.ndarray, str] | str:
 
 
 def _in_units(head: Any) -> np.ndarray:
-    """Give the pixels of a DICOM file: in grey float64 [H, W] in the units of slope and intercept,
-    dark to bright.
+    """Return the pixels of a DICOM file in grey, float64 [H, W], in the units of slope and
+    intercept, from dark to bright.
     """
     values: np.ndarray = importlib.import_module("pydicom.pixels").pixel_array(head, index=0)
     if values.ndim > 2:
         return values
     if head.PhotometricInterpretation == "MONOCHROME1":  # from bright to dark
         values = (0 if head.PixelRepresentation else 2**head.BitsStored) - 1.0 - values
-    with np.errstate(over="ignore", invalid="ignore"):  # refused where values have to be finite
+    # values that are not finite are refused later
+    with np.errstate(over="ignore", invalid="ignore"):
         return values * float(head.get("RescaleSlope", 1)) + float(head.get("RescaleIntercept", 0))
 
 
 def _windows(units: np.ndarray, size: int) -> np.ndarray:
-    """Show Hounsfield units [H, W] as uint8 [size, size, windows]: values below a window are 0,
+    """Return Hounsfield units [H, W] as uint8 [size, size, windows]: values below a window are 0,
     above it 255.
     """
     if not np.isfinite(units).all():

@@ -20,7 +20,7 @@ HOME = "http://ai.stanford.edu/~acoates/stl10"
 TAR = "stl10_binary.tar.gz"
 CLASSES = ("airplane", "bird", "car", "cat", "deer", "dog", "horse", "monkey", "ship", "truck")
 SHAPE = (3, 96, 96)  # planes, columns, rows
-BLOCK = 1000  # images that are read at once
+BLOCK = 1000  # images read at once
 
 
 @published(
@@ -82,8 +82,8 @@ def read_stl10(files: Files, size: Annotated[int, Whole(1, SHAPE[1])] = 96) -> D
 
 
 def _images(file: IO[bytes], length: int, where: str, size: int) -> np.ndarray:
-    """Read uint8 [n, size, size, 3], in blocks: the unlabelled images alone take 2.8 GB at their
-    own size.
+    """Read uint8 [n, size, size, 3] in blocks, because the unlabelled images alone take 2.8 GB at
+    their original size.
     """
     row = math.prod(SHAPE)
     if length % row:

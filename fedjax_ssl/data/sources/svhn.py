@@ -54,7 +54,7 @@ def read_svhn(files: Files) -> Dataset:
 
 
 def _read(path: Path) -> tuple[np.ndarray, np.ndarray]:
-    from scipy.io import loadmat, matlab  # takes a moment to import
+    from scipy.io import loadmat, matlab  # slow to import
 
     with damage(path):
         try:

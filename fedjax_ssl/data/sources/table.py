@@ -48,8 +48,8 @@ def load_table(
     the file changes.
 
     The first line names the columns. A column with a number in it holds numbers, one of `dates`
-    days since 1970, any other words, which are one-hot encoded. Words, medians and means are those
-    of the training rows.
+    days since 1970, any other words, which are one-hot encoded. Words, medians and means come from
+    the training rows.
 
     Args:
         root: folder of all datasets; default $FEDJAX_SSL_DATA or ~/.cache/fedjax_ssl.
@@ -57,9 +57,9 @@ def load_table(
             most of; also `.csv.gz`), or `.parquet`, which needs pyarrow.
         left_out_client: the client that is the test set, by name or number: its rows are no
             training rows.
-        features: columns that are inputs, in this order; by default all but those below.
-        ignore: columns that are not.
-        cells: what the cells hold.
+        features: input columns, in this order; by default all but those below.
+        ignore: columns to leave out.
+        cells: content of the cells.
         options: columns beside the features, classes and class shares.
 
     Returns:
@@ -78,7 +78,7 @@ def load_table(
         "codes": cells.codes,
         "dates": cells.dates,
     }
-    # they may look like numbers
+    # Column names may look like numbers.
     named = {option: tuple(map(str, columns)) for option, columns in by_option.items()}
     marks = tuple(map(str, cells.missing_marks))
 
@@ -136,7 +136,9 @@ def load_table(
 
 
 def _about_names(table: "pandas.DataFrame") -> list[str]:
-    """Say which names of columns are numbers, as those of a table without a line of names are."""
+    """Return a sentence about column names that are numbers, as in a table without a line of
+    names.
+    """
     numbers = table.columns[np.isfinite(as_numbers(list(table)))]
     if numbers.empty:
         return []
