@@ -52,7 +52,7 @@ def main(arguments: list[str]) -> int:
         if ":" not in asked.name:
             check_known("dataset", asked.name, list(data.SOURCES))
         if asked.what == "info":
-            print(describe(asked.name, asked.path, asked.root))
+            print(describe(asked.name, asked.root))
             return 0
         return _download(asked, _options(asked.name, settings))
 
@@ -119,7 +119,7 @@ def _download(asked: argparse.Namespace, given: dict[str, Any]) -> int:
     log.addHandler(shown)
     log.setLevel(logging.INFO)
     try:
-        dataset = data.load(asked.name, path=asked.path, root=asked.root, **given)
+        dataset = data.load(asked.name, root=asked.root, **given)
     finally:
         log.removeHandler(shown)
         log.setLevel(level)
@@ -127,28 +127,25 @@ def _download(asked: argparse.Namespace, given: dict[str, Any]) -> int:
     return 0
 
 
-def describe(name: str, path: str | None = None, root: str | None = None) -> str:
+def describe(name: str, root: str | None = None) -> str:
     """Describe a dataset: counts if it is here, how to get it if it is not, and its terms.
 
     Args:
         name: name of `data.SOURCES`, or "module:function".
-        path: as of `data.load`.
         root: folder of all datasets.
 
     Raises:
         ValueError: as `data.load`.
-        DatasetUnavailable: it cannot be read from `path`.
     """
     lines = {name: data.available().get(name, "of your own")}
-    if name in data.OWN and path is None:
+    if name in data.OWN:
         return _table(
-            lines | {"content": "your file's: give it with --path", "terms": data.TERMS[name]}
+            lines
+            | {"content": "your file's: fedjax-ssl data check PATH", "terms": data.TERMS[name]}
         )
     try:
-        lines |= _contents(data.load(name, path=path, root=root, download=False))
+        lines |= _contents(data.load(name, root=root, download=False))
     except data.DatasetUnavailable as error:
-        if path is not None:  # it was to be there
-            raise
         return _table(lines | {"terms": _terms(name)}) + f"\n\n{error}"
     return _table(lines | {"terms": _terms(name)})
 
@@ -239,9 +236,6 @@ def _parse(arguments: list[str]) -> tuple[argparse.Namespace, list[tuple[str, st
         nargs="?",
         metavar="NAME | PATH",
         help="name of a dataset, or your own module:function",
-    )
-    own.add_argument(
-        "--path", help="for info: your file or folder, or the folder of the original files"
     )
     own.add_argument(
         "--root", help="folder of all datasets (default: $FEDJAX_SSL_DATA or ~/.cache/fedjax_ssl)"

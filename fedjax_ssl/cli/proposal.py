@@ -3,7 +3,7 @@
 import logging
 import shlex
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -17,7 +17,7 @@ from fedjax_ssl.errors import UserError, counted
 if TYPE_CHECKING:
     from fedjax_ssl.runs.shared import Shared
 
-SERVERS = ("server", "central", "coordinator", "zentrale")  # names of who has labels for all
+SERVER = "server"  # name of a client that has labels for all
 FEW_TESTED = 100  # labelled test examples, of which fewer say little in one run
 TESTED = 0.2  # share of the examples that is held out for testing
 MANY_UNLABELLED = 0.25  # from this share on they are worth a method that learns from them
@@ -199,7 +199,7 @@ def _only_server(dataset: data.Dataset) -> bool:
     if train.client is None or dataset.client_names is None:
         return False
     holders = np.unique(train.client[train.y >= 0])
-    return len(holders) == 1 and dataset.client_names[holders[0]].casefold() in SERVERS
+    return len(holders) == 1 and dataset.client_names[holders[0]].casefold() == SERVER
 
 
 def propose(
@@ -225,14 +225,13 @@ def propose(
     )
     if proposals:
         why_not = ""
-    # The method is given up last.
+    settings = {**settings, **_further_settings(dataset, labels, standardize)}
     for proposal in proposals:
-        for more in _further_settings(dataset, standardize):
-            command = _command(proposal, config, {**settings, **more})
-            problem = rehearse(command)
-            if not problem:
-                return command, _composed(labels, config, command.settings)
-            why_not = why_not or problem
+        command = _command(proposal, config, settings)
+        problem = rehearse(command)
+        if not problem:
+            return command, _composed(labels, config, command.settings)
+        why_not = why_not or problem
     return why_not, None
 
 
@@ -261,26 +260,24 @@ def _composed(labels: Labels, config: str, settings: Mapping[str, str]) -> Comma
     return None if rehearse(command, traced=False) else command
 
 
-def _further_settings(dataset: data.Dataset, standardize: bool) -> Iterator[dict[str, str]]:
+def _further_settings(dataset: data.Dataset, labels: Labels, standardize: bool) -> dict[str, str]:
     """Give settings for what the dataset does not say itself: clients, test examples, and how
     inputs are standardized.
     """
-    clients: dict[str, str] = {}
+    settings: dict[str, str] = {}
     if dataset.train.client is None:
         number = min(10, max(len(dataset.train) // 20, 2))
-        clients = {"partition.name": "iid", "partition.num_clients": str(number)}
-    by_client = {"data.client_test_fraction": str(TESTED)}
-    of_labels = {"data.test_fraction": str(TESTED)}
-    only_predicted = {"prediction.predictors": "network"}
-    tests = [by_client, of_labels, by_client | only_predicted]
-    if dataset.train.client is None or 2 * (dataset.train.y < 0).sum() >= len(dataset.train):
-        tests = [of_labels, by_client, by_client | only_predicted]
-    if dataset.test is not None:
-        tests = [{}, only_predicted]
-    for test in tests:
-        if standardize:
-            yield clients | test | {"data.standardize": "client"}
-        yield clients | test
+        settings |= {"partition.name": "iid", "partition.num_clients": str(number)}
+    if dataset.test is None:
+        # of few labels a share is drawn by class, of clients' examples blindly
+        few = dataset.train.client is None or 2 * labels.missing >= labels.examples
+        of_labels = few and labels.labelled > 0
+        settings["data.test_fraction" if of_labels else "data.client_test_fraction"] = str(TESTED)
+    if not labels.labelled:
+        settings["prediction.predictors"] = "network"
+    if standardize:
+        settings["data.standardize"] = "client"
+    return settings
 
 
 def rehearse(command: Command, shared: "Shared | None" = None, traced: bool = True) -> str:

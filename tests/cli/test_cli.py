@@ -62,7 +62,6 @@ def test_what_needs_no_jax_does_not_import_it():
             ("data.writers is no option of 'folder'", "data.size"),
         ),
         (["new", "my-study"], ("'my-study' cannot be the name of a module of your own",)),
-        (["data", "info", "npz", "--path=missing.npz"], ("missing.npz",)),
         (["run", "digits_fedavg", "-x"], ("unexpected argument '-x'",)),
         (["run", "digits_fedavg", "--seeds=3"], ("no field 'seeds'", "sweep CONFIG --seeds N")),
         (["sweep", "digits", "--seed", "3"], ("--seeds N makes N runs", "--seed=VALUE")),
@@ -136,16 +135,7 @@ def test_facts_about_a_dataset(capsys, tmp_path):
         and "writer 0 (130)" in output
     )
     assert "Alpaydin" in output
-    path = tmp_path / "own.npz"
-    sites = np.array(["north"] * 6 + ["south"] * 6)
-    np.savez(
-        path, inputs=np.zeros((12, 3), np.float32), labels=np.array([0, 1, -1] * 4), client=sites
-    )
-    _, output, _ = call(capsys, "data", "info", "npz", "--path", str(path))
-    assert (
-        "12 examples, 4 of them without a class label" in output
-        and "north (6), south (6)" in output
-    )
+    assert "fedjax-ssl data check PATH" in call(capsys, "data", "info", "npz")[1]
     code, output, _ = call(capsys, "data", "info", "mnist", "--root", str(tmp_path))
     assert code == 0 and "CC BY-SA" in output and "train-images-idx3-ubyte.gz" in output
     assert "cifar100" in call(capsys, "data", "list")[1]
