@@ -25,8 +25,8 @@ from fedjax_ssl.errors import ConfigError, ConfigNote, counted
 from fedjax_ssl.folder.files import encode_json, write_atomically
 from fedjax_ssl.folder.stored_run import StoredRun, read_run
 from fedjax_ssl.report.exports import markdown_table
+from fedjax_ssl.report.numbers import numbers_of
 from fedjax_ssl.runs.devices import forward_operations
-from fedjax_ssl.sweep import results
 
 BAR = r"\|"  # in a cell of Markdown
 _COSTS = ("cost_gflop", "cost_megabytes")  # metrics of a formula, before the name of its method
@@ -115,7 +115,7 @@ def _of_rows(run: StoredRun, name: str, value: str | tuple[str, int]) -> float |
     rows = [row for row in run.rows if row.get(name) is not None]
     summary = run.summary or {}
     if not rows:  # no column of metrics.csv: a number of the summary, unless the metrics are gone
-        return results.scalars(summary).get(name) if run.rows or not summary["rounds"] else None
+        return numbers_of(run).get(name) if run.rows or not summary["rounds"] else None
     how, number = value if isinstance(value, tuple) else (value, 1)
     at = {"selected": summary.get("selected_round"), "round": number}.get(how)
     found = [float(row[name]) for row in rows if at in (None, row["round"])]

@@ -358,10 +358,6 @@ class RunFolder(Closing):
         self._mended(f"{file} is not of this run: it is written again")
         return None
 
-    def finish(self, summary: Mapping[str, Any]) -> None:
-        """Write the summary."""
-        self.write("summary.json", encode_json(summary, indent=2) + "\n")
-
     def _storing(
         self, path: Path, size: int | None = None
     ) -> contextlib.AbstractContextManager[None]:

@@ -13,7 +13,6 @@ from jaxtyping import Array
 
 from fedjax_ssl import config as configs
 from fedjax_ssl import federated, models
-from fedjax_ssl.backend import backend
 from fedjax_ssl.config import ConfigError, naming
 from fedjax_ssl.data import FederatedData, is_own, split_path
 from fedjax_ssl.data.federation.federated_data import real_rows
@@ -29,10 +28,6 @@ from fedjax_ssl.methods.around.trained_part import REST
 from fedjax_ssl.methods.parts.channel_terms import check_channels
 from fedjax_ssl.objectives import cross_entropy, supervised_loss
 from fedjax_ssl.runs.build import Built, build_method, facts_of
-from fedjax_ssl.runs.devices import forward_operations
-
-# Operations of an example's forward pass from which on products, not memory, may be the limit.
-_WORTH_BF16 = 1e7
 
 
 def check_cohorts(config: ml_collections.ConfigDict, federation: FederatedData) -> None:
@@ -342,27 +337,6 @@ def weights_in_words(weighting: str, method: Method) -> str:
         if method.recipe.alone
         else f"{_WEIGHTS[weighting]}{own} (config.federated.weighting={weighting})"
     )
-
-
-def faster_in_bf16(
-    config: ml_collections.ConfigDict, num_classes: int, shape: Sequence[int]
-) -> list[str]:
-    """Say in a line that a network on a GPU may be faster in bfloat16; nothing where it is small.
-
-    Args:
-        config: resolved.
-        num_classes: K of the run's dataset.
-        shape: of an example of it.
-    """
-    if backend() != "gpu" or config.precision != "float32" or not config.rounds:
-        return []
-    operations = forward_operations(config.model, num_classes, shape)
-    if operations < _WORTH_BF16:
-        return []
-    return [
-        f"model {config.model.name} takes {operations / 1e6:,.0f} million operations an example: "
-        "--precision=bf16 may be faster on this GPU, and rounds more (docs/settings.md)"
-    ]
 
 
 def large_batches(federation: FederatedData, batch_size: int) -> list[str]:

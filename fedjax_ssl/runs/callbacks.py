@@ -2,7 +2,6 @@
 run.
 """
 
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -10,8 +9,7 @@ from typing import Any, NamedTuple
 import ml_collections
 
 from fedjax_ssl.errors import counted
-from fedjax_ssl.federated import ServerState, tree_bytes
-from fedjax_ssl.folder.files import bytes_in_words
+from fedjax_ssl.federated import ServerState
 from fedjax_ssl.folder.progress import Progress
 from fedjax_ssl.folder.run_folder import RunFolder
 from fedjax_ssl.folder.writers import Writers
@@ -20,7 +18,6 @@ from fedjax_ssl.runs.processes import Preempted, Team
 from fedjax_ssl.runs.program import Program
 from fedjax_ssl.runs.summary import out_of_patience, selected, why_nobody_trained
 
-_LONG = 5.0  # seconds of a checkpoint that are worth a line
 # Columns by which a run decides how it goes on; the others are on the disk.
 _DECISIVE = (
     *("round", "validation_accuracy", "loss", "local_steps", divergence.DIVERGED_ROUNDS),
@@ -190,24 +187,19 @@ class Checkpoint:
         team: Team,
         config: ml_collections.ConfigDict,
         seconds: dict[str, float],
-        say: Callable[[str], None],
     ):
-        """Begin to count.
+        """Save nothing yet.
 
         Args:
             folder: the folder, in the process that writes.
             team: all processes.
             config: resolved.
             seconds: of compiling and training so far, which go on with a checkpoint.
-            say: prints a line.
         """
         self._folder = folder
         self._team = team
         self._config = config
         self._seconds = seconds
-        self._trained = seconds["train_seconds"]  # up to the last checkpoint
-        self._say = say
-        self._said = False
 
     def __call__(self, block: Block) -> None:
         """Save the state, if it is time.
@@ -221,21 +213,6 @@ class Checkpoint:
         every = config.checkpoint_every * config.eval_every
         due = every and round % every == 0
         if self._folder is not None and (block.last or preempted or due):
-            begin = time.perf_counter()
             self._folder.save(round, block.state, self._seconds)
-            if every and round + every < config.rounds:
-                self._note_slow_files(block.state, time.perf_counter() - begin)
         if preempted:
             raise Preempted
-
-    def _note_slow_files(self, state: ServerState, seconds: float) -> None:
-        """Say once that a checkpoint took longer than the rounds since the last one."""
-        trained = self._seconds["train_seconds"] - self._trained
-        self._trained = self._seconds["train_seconds"]
-        if seconds > max(trained, _LONG) and not self._said:
-            self._said = True
-            size = bytes_in_words(tree_bytes(state))
-            self._say(
-                f"checkpoints, of {size} or twice that, take longer than the rounds between them; "
-                "a larger config.checkpoint_every writes fewer"
-            )

@@ -6,6 +6,7 @@ from typing import Any
 
 from fedjax_ssl import config as configs
 from fedjax_ssl import data
+from fedjax_ssl.folder.files import encode_json
 from fedjax_ssl.prediction import one_shot
 from fedjax_ssl.runs import advice, divergence, plots, prediction_files
 from fedjax_ssl.runs.active_run import Run
@@ -67,7 +68,7 @@ def finish(run: Run) -> None:
                 f"no {plots.FILE} after fewer than {plots.FEWEST} evaluations: the same command "
                 "again draws it"
             )
-        run.folder.finish(summary)
+        run.folder.write("summary.json", encode_json(summary, indent=2) + "\n")
     run.writers.finish(summary)
     # The others get the summary when the files are there: nobody is at the end before the
     # folder is whole.

@@ -70,9 +70,6 @@ def start_notes(run: Run) -> Iterator[str]:
     built = run.built
     yield built.experiment.standardization
     yield from _of_settings(run)
-    if run.round == 0:
-        dataset = built.experiment.dataset
-        yield from advice.faster_in_bf16(config, dataset.num_classes, dataset.input_shape)
     if (fault := fault_of(config)) is not None:
         yield fault.in_words(run.program.inputs.key, run.names[: built.federation.num_clients])
     if run.privacy is not None and config.rounds:

@@ -220,5 +220,5 @@ def _callbacks(run: Run, history: History) -> list[Callback]:
         Report(run.progress, config, history),
         EarlyStopping(config, history),
         lambda block: run.team.feed(),
-        Checkpoint(folder, run.team, config, run.seconds, say),
+        Checkpoint(folder, run.team, config, run.seconds),
     ]

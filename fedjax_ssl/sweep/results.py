@@ -122,11 +122,11 @@ def table(sweep: Path, plan: Plan) -> list[dict[str, Any]]:
         end = end_of(folder_of(sweep, run.name))
         swept = {field: run.point.get(field) for field in plan.fields}
         row = {"run": run.name, "status": end.status, **swept, "message": end.message}
-        rows.append(row | scalars(end.summary or {}, {*row, "diverged"}))
+        rows.append(row | _scalars(end.summary or {}, {*row, "diverged"}))
     return rows
 
 
-def scalars(summary: Mapping[str, Any], taken: Collection[str] = ()) -> dict[str, Any]:
+def _scalars(summary: Mapping[str, Any], taken: Collection[str]) -> dict[str, Any]:
     """Take the numbers of a summary that are not about machine or clock, and those of its
     predictions, by name.
     """

@@ -6,10 +6,8 @@ from fedjax_ssl import config as configs
 from fedjax_ssl import federated, methods
 from fedjax_ssl.config import ConfigError, ConfigNote
 from fedjax_ssl.data import FederatedData
-from fedjax_ssl.runs import advice
 from fedjax_ssl.runs.advice import (
     check_weighting,
-    faster_in_bf16,
     idle_clients,
     large_batches,
     note_missing_labels,
@@ -145,16 +143,3 @@ def test_ones_own_data_are_weighted_by_examples_and_every_run_says_how(name, dat
     toys = toy.federation(server=4)
     method = methods.build("fl2" if name == "digits_fl2" else "fedavg", toy.setup(toys))
     assert said in weights_in_words(weighting, method)
-
-
-def test_a_network_on_a_gpu_that_would_gain_from_bf16_is_said_once_by_a_line(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    config = configs.resolve(configs.load("digits_fedavg", {"model.name": "cnn13"}))
-    shape = 32, 32, 3
-    assert not faster_in_bf16(config, 10, shape)  # on a CPU
-    monkeypatch.setattr(advice, "backend", lambda: "gpu")
-    (line,) = faster_in_bf16(config, 10, shape)
-    assert "million operations an example: --precision=bf16 may be faster" in line
-    for other in ({"model.name": "cnn13", "precision": "bf16"}, {"model.name": "linear"}):
-        assert not faster_in_bf16(configs.resolve(configs.load("digits_fedavg", other)), 10, shape)
