@@ -53,7 +53,9 @@ def test_what_parts_do_together(federation, settings, told) -> None:
 def test_a_wrapper_is_named_at_the_start() -> None:
     settings = {"around": ("slow_clients",), "personalize.name": "ditto"}
     words = advice._wrappers_in_words(fs.load_config("digits_fedavg", settings))["wrapper"]
-    assert words.startswith("slow_clients (config.around): Clients drawn anew in every round take")
+    assert words.startswith(
+        "slow_clients (config.around): Slow clients, drawn anew in every round, take"
+    )
     assert "; ditto (config.personalize): Every client trains a model of its own" in words
     assert advice._wrappers_in_words(fs.load_config("digits_fedavg")) == {}
 
