@@ -5,30 +5,19 @@ example.
 import numpy as np
 
 EXAMPLE_BITS = 12
-EXAMPLE_CODES = (
-    "011001000011",
-    "011000000111",
-    "010011110001",
-    "010110010001",
-    "010000100100",
-    "010110011001",
-)
+_EXAMPLE = "011001000011 011000000111 010011110001 010110010001 010000100100 010110011001"
+EXAMPLE_CODES = np.array([list(code) for code in _EXAMPLE.split()], int)
 EXAMPLE_LABELS = np.array([0, -1, -1, 1, -1, 1], np.int32)
 
 
-def pack(codes: tuple[str, ...] | list[str]) -> np.ndarray:
-    """Bit strings, first character = bit 0, to little-endian words."""
-    words = -(-len(codes[0]) // 32)
-    packed = np.zeros((len(codes), words), np.uint32)
-    for row, code in enumerate(codes):
-        for place, bit in enumerate(code):
-            packed[row, place // 32] |= np.uint32(int(bit) << (place % 32))
-    return packed
+def pack(bits: np.ndarray) -> np.ndarray:
+    """Bits [points, bits] to little-endian words."""
+    padded = np.pad(bits, ((0, 0), (0, -bits.shape[1] % 32)))
+    return np.packbits(padded, axis=1, bitorder="little").view("<u4")
 
 
 def random_codes(seed: int, num_points: int, num_bits: int) -> np.ndarray:
-    bits = np.random.default_rng(seed).integers(0, 2, (num_points, num_bits))
-    return pack(["".join(map(str, row)) for row in bits])
+    return pack(np.random.default_rng(seed).integers(0, 2, (num_points, num_bits)))
 
 
 def hamming(codes: np.ndarray) -> np.ndarray:

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import Mesh
 
 from fedjax_ssl import graph
 from fedjax_ssl.graph import neighbors as neighbors_module
@@ -68,15 +69,13 @@ def test_enough_points_for_several_levels_of_groups():
     np.testing.assert_array_equal(np.asarray(index)[rows], expected)
 
 
-@pytest.mark.parametrize("num_points, count", [(1, 3), (2, 5), (5, 4), (5, 9)])
-def test_more_neighbors_than_points(num_points, count):
+@pytest.mark.parametrize("devices", [0, 4])
+@pytest.mark.parametrize("num_points, count", [(0, 3), (1, 3), (2, 5), (5, 4), (5, 9)])
+def test_few_points(num_points, count, devices):
     codes = reference.random_codes(2, num_points, 64)
-    assert_equals_reference(graph.nearest_neighbors(codes, 64, count), codes, 64, count)
-
-
-def test_no_points():
-    index, similarity = graph.nearest_neighbors(np.zeros((0, 2), np.uint32), 64, 3)
-    assert index.shape == similarity.shape == (0, 3)
+    mesh = Mesh(np.array(jax.devices()[:devices]), ("device",)) if devices else None
+    found = graph.nearest_neighbors(codes, 64, count, mesh=mesh)
+    assert_equals_reference(found, codes, 64, count)
 
 
 @pytest.mark.parametrize("num_valid", [0, 1, 3, 200])

@@ -9,7 +9,6 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from fedjax_ssl import graph
 from tests.graph import reference
-from tests.graph.test_neighbors import assert_equals_reference
 
 
 def mesh_of(num_devices: int) -> Mesh:
@@ -34,15 +33,6 @@ def test_devices_change_no_bit(num_devices, kernel):
             graph.nearest_neighbors(codes, 6, 10, there, kernel=kernel, mesh=mesh_of(num_devices)),
             expected,
         )
-
-
-@pytest.mark.parametrize("num_points, count", [(0, 2), (1, 3), (2, 5), (5, 9)])
-def test_fewer_points_than_devices_or_neighbors(num_points, count):
-    codes = reference.random_codes(2, num_points, 64) if num_points else np.zeros((0, 2), np.uint32)
-    found = graph.nearest_neighbors(codes, 64, count, mesh=mesh_of(4))
-    assert_same(found, graph.nearest_neighbors(codes, 64, count))
-    if num_points:
-        assert_equals_reference(found, codes, 64, count)
 
 
 def test_all_axes_count_as_one_list_of_devices_also_under_jit():

@@ -28,7 +28,7 @@ def clustered_codes(
     cluster = random.integers(num_clusters, size=num_points)
     bits = random.integers(0, 2, (num_clusters, num_bits))[cluster]
     bits = np.where(random.random(bits.shape) < 0.2, 1 - bits, bits)
-    return reference.pack(["".join(map(str, row)) for row in bits]), cluster
+    return reference.pack(bits), cluster
 
 
 def example(num_points: int = 250, count: int = 4) -> graph.Graph:

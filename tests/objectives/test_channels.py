@@ -11,7 +11,6 @@ from fedjax_ssl.objectives import Channel, identity_channel, is_observable, pad_
 from tests.objectives.compiled import (
     by_hand,
     channel_cross_entropy,
-    channel_cross_entropy_on_probs,
     channel_log_probs,
     correspondence_channel,
     cross_entropy,
@@ -181,29 +180,3 @@ def test_underflow_stays_finite() -> None:
     value, slope = loss_and_slope(logits, jnp.asarray([1]), correspondence_channel(NESTED))
     assert float(value) == pytest.approx(200.6931471806, rel=1e-6)
     np.testing.assert_allclose(slope, [[0.5, 0.5, -1.0]], rtol=1e-6)
-
-
-@pytest.mark.thorough
-def test_double_softmax_and_its_floors(float64) -> None:
-    """Check 6; padding does not move the floor."""
-    label = jnp.asarray([0], jnp.int32)
-    logits = jnp.log(jnp.asarray([[0.9, 0.08, 0.02]]))
-    twice = channel_cross_entropy_on_probs(logits, label, identity_channel(3))
-    assert float(twice[0]) == pytest.approx(0.6180003585, abs=1e-10)
-    for num, floor in [(3, 0.5514), (20, 2.0782)]:
-        sure = jnp.where(jnp.arange(num) == 0, 1000.0, 0.0)[None]
-        found = channel_cross_entropy_on_probs(sure, label, pad_channel(identity_channel(num), 20))
-        assert float(found[0]) == pytest.approx(floor, abs=1e-4)
-
-
-def test_the_projection_loss_is_not_convex_and_does_not_identify(float64) -> None:
-    """Checks 12 and 13."""
-    channel = correspondence_channel(NESTED)
-    label = jnp.asarray([0], jnp.int32)
-    curvature = jax.jit(jax.hessian(lambda z: channel_cross_entropy(z[None], label, channel)[0]))(
-        jnp.zeros(3)
-    )
-    np.testing.assert_allclose(np.linalg.eigvalsh(curvature), [-1 / 6, 0, 1 / 3], atol=1e-12)
-    alike = np.log([[0.5, 0.2, 0.3], [0.1, 0.6, 0.3]])
-    log_probs = channel_log_probs(jnp.asarray(alike), channel)
-    np.testing.assert_allclose(np.exp(log_probs), [[0.7, 0.3]] * 2, rtol=1e-12)

@@ -71,36 +71,6 @@ def test_projection_losses_with_the_estimate(float64) -> None:
     assert float(jnp.mean(found)) == pytest.approx(0.3282543443, abs=1e-10)
 
 
-def test_loss_of_sure_predictions_is_the_conditional_entropy(float64) -> None:
-    """Check 8."""
-    sure = jnp.asarray(np.where(np.eye(4)[PROBS.argmax(1)] > 0, 0.0, -1e4))
-    found = channel_cross_entropy(sure, jnp.asarray(OBSERVED), correspondence_channel(estimate()))[
-        CONFIDENT
-    ]
-    assert float(jnp.mean(found)) == pytest.approx(0.3182570841, abs=1e-10)
-
-
-@pytest.mark.thorough
-def test_bias_of_the_estimate(float64) -> None:
-    """Check 9: counts in the proportions P(label | class) P(class | pseudo-label), then
-    pseudo-labels without error.
-    """
-    matrix = np.array([[0.8, 0.1, 0.0], [0.2, 0.9, 1.0]])
-    given_pseudo = np.array([[0.9, 0.05, 0.0], [0.05, 0.95, 0.0], [0.05, 0.0, 1.0]])
-    found = np.asarray(
-        normalize_counts(jnp.asarray(1000 * matrix @ given_pseudo), jnp.asarray([1.0, 1.0]))
-    )
-    np.testing.assert_allclose(found.T, [[0.725, 0.275], [0.135, 0.865], [0, 1]], rtol=1e-12)
-    np.testing.assert_allclose(np.abs(found - matrix).max(0), [0.075, 0.035, 0], atol=1e-12)
-
-    nested = np.array([[1.0, 1, 0, 0], [0, 0, 1, 1]])
-    fine = np.array([0, 1, 1, 2, 0], np.int32)
-    coarse = jnp.asarray(nested.argmax(0)[fine], jnp.int32)
-    perfect, support = estimate_correspondence(jnp.asarray(np.eye(4)[fine]), coarse, 2, 0.95)
-    np.testing.assert_array_equal(perfect[:, :3], nested[:, :3])
-    np.testing.assert_array_equal(support, [2, 2, 1, 0])
-
-
 def test_the_estimate_is_a_constant_and_empty_clients_are_uniform() -> None:
     probs = jnp.asarray(PROBS, jnp.float32)
     observed = jnp.asarray(OBSERVED)

@@ -162,22 +162,6 @@ def test_half_precision_embeddings_are_computed_in_float32() -> None:
     )
 
 
-def test_how_much_noise_on_prototypes_moves_distances(float64) -> None:
-    """methods/protofssl.md 16.9: standard deviation sqrt((4 s^2 d0 + 2 s^4) / D) of `mean_sq`
-    over noisy prototypes.
-    """
-    rng = np.random.default_rng(0)
-    size = 512
-    draws = 4000
-    towards = rng.normal(size=size)
-    # at distance d0 = 1 of an embedding of zeros
-    prototype = towards / np.sqrt(np.mean(towards**2))
-    for sigma, printed in ((0.5, 0.047), (5.0, 1.62), (10.0, 6.31)):
-        noisy = prototype + sigma * rng.normal(size=(draws, size))
-        scores = log_probs(np.zeros((1, size)), noisy, np.ones(draws, bool), distance="mean_sq")
-        assert np.std(np.asarray(scores)) == pytest.approx(printed, rel=0.05)
-
-
 def test_sharpening_keeps_zeros_and_small_temperatures(float64) -> None:
     """Section 16.3, last line, and section 15."""
     probs = jnp.asarray([[0.5, 0.3, 0.2], [0.6, 0.4, 0.0]])

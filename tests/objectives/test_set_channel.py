@@ -24,13 +24,6 @@ from tests.objectives.fedul_fixture import (
     set_matrix,
 )
 
-# Columns: p(x | class) on four points.
-CLASS_CONDITIONALS = np.array(
-    [[0.5, 0.1, 0.0], [0.3, 0.2, 0.1], [0.15, 0.4, 0.2], [0.05, 0.3, 0.7]]
-)
-SET_CONDITIONALS = CLASS_CONDITIONALS @ SET_PRIORS.T * SET_SHARES  # p(x, set)
-SET_POSTERIORS = SET_CONDITIONALS / SET_CONDITIONALS.sum(1, keepdims=True)
-BAYES = CLASS_CONDITIONALS * TEST_PRIOR / (CLASS_CONDITIONALS * TEST_PRIOR).sum(1, keepdims=True)
 SETS = jnp.arange(4, dtype=jnp.int32)
 UNIFORM = np.full(3, 1 / 3)
 DEFICIENT = np.array([[0.5, 0.3, 0.2], [0.2, 0.6, 0.2], [0.35, 0.45, 0.2], [0.41, 0.39, 0.2]])
@@ -108,65 +101,6 @@ def test_float32_is_close_to_float64() -> None:
     nobody = np.zeros(50, int)
     expected, *_ = by_hand(logits, nobody, set_matrix(priors, shares, test_prior))
     np.testing.assert_allclose(found, np.log(expected), atol=2e-5)
-
-
-def test_left_inverse(float64) -> None:
-    """Check 4."""
-    probs = set_probs(POSTERIOR, fixture_channel())[0]
-    back = TEST_PRIOR * (np.linalg.pinv(SET_PRIORS) @ (probs / SET_SHARES))
-    np.testing.assert_allclose(back / back.sum(), POSTERIOR, atol=1e-14)
-
-
-def test_the_bayes_classifier_minimizes_the_risk(float64) -> None:
-    """Check 6: posteriors of the sets, the least risk, and gradient descent that finds the
-    classifier.
-    """
-    np.testing.assert_allclose(BAYES[2], [0.3191489362, 0.5106382979, 0.1702127660], atol=1e-10)
-    expected = [0.2258543834, 0.3298662704, 0.3298662704, 0.1144130758]
-    np.testing.assert_allclose(SET_POSTERIORS[3], expected, atol=1e-10)
-    channel = fixture_channel()
-    np.testing.assert_allclose(set_probs(BAYES, channel), SET_POSTERIORS, atol=1e-14)
-
-    def risk(table: jax.Array) -> jax.Array:
-        return -jnp.sum(jnp.asarray(SET_CONDITIONALS) * channel_log_probs(table, channel))
-
-    @jax.jit
-    def descend(table: jax.Array) -> jax.Array:
-        return jax.lax.fori_loop(0, 20_000, lambda _, z: z - 5.0 * jax.grad(risk)(z), table)
-
-    table = descend(jnp.zeros((4, 3)))
-    assert float(risk(table)) == pytest.approx(1.218944141416, abs=5e-6)
-    found = np.asarray(jax.nn.softmax(table))
-    np.testing.assert_allclose(found[1:], BAYES[1:], atol=1e-6)
-    # The first posterior lies on the boundary and is approached slowly.
-    np.testing.assert_allclose(found[0], BAYES[0], atol=4e-3)
-
-
-@pytest.mark.thorough
-def test_the_loss_on_probabilities_is_not_proper(float64) -> None:
-    """Check 7: its minimizers on a grid, and a case in which it names the other class."""
-
-    def best(loss, grid: np.ndarray, observed: np.ndarray, channel: Channel) -> np.ndarray:
-        logits = jnp.log(jnp.maximum(jnp.asarray(grid), 1e-300))
-        sets = range(observed.shape[-1])
-        every = [loss(logits, jnp.full(len(grid), m, jnp.int32), channel) for m in sets]
-        return grid[np.argmin(observed @ np.stack(every), axis=-1)]
-
-    first, second = np.meshgrid(np.arange(501), np.arange(501), indexing="ij")
-    inside = first + second <= 500
-    grid = np.stack([first, second, 500 - first - second], axis=-1)[inside] / 500
-    found = best(channel_cross_entropy_on_probs, grid, SET_POSTERIORS, fixture_channel())
-    expected = [[1, 0, 0], [1, 0, 0], [0.492, 0.508, 0], [0, 0.196, 0.804]]
-    np.testing.assert_allclose(found, expected, atol=2.1e-3)
-
-    priors = np.array([[0.9, 0.1], [0.1, 0.9]])
-    channel = set_channel(priors, np.array([0.8, 0.2]), np.array([0.5, 0.5]))
-    observed = set_probs(np.array([0.45, 0.55]), channel)[0]
-    np.testing.assert_allclose(observed, [0.7731092437, 0.2268907563], atol=1e-10)
-    line = np.linspace(0, 1, 101)
-    for loss, share in ((channel_cross_entropy, 0.45), (channel_cross_entropy_on_probs, 1.0)):
-        minimizer = best(loss, np.stack([line, 1 - line], axis=1), observed, channel)
-        assert minimizer[0] == pytest.approx(share, abs=1e-12)
 
 
 def test_pure_sets_in_the_proportions_of_the_test_are_plain_supervision() -> None:

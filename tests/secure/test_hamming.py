@@ -91,7 +91,7 @@ def test_all_roles_and_the_printed_forms():
     """
     from tests.graph import reference
 
-    bits = np.array([[int(bit) for bit in code] for code in reference.EXAMPLE_CODES], np.uint8)
+    bits = reference.EXAMPLE_CODES.astype(np.uint8)
     random = np.random.default_rng(2)
     for sizes in ((2, 4), (4, 2), (3, 3)):
         codes = {0: codes_of(bits[: sizes[0]]), 1: codes_of(bits[sizes[0] :])}
