@@ -6,7 +6,8 @@ References:
     residual network; here their type tells.
 """
 
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -21,6 +22,7 @@ from fedjax_ssl.federated import (
     AtServer,
     Client,
     ClientResult,
+    FederatedOptimizer,
     ForLog,
     Local,
     Packed,
@@ -30,7 +32,6 @@ from fedjax_ssl.federated import (
     RoundContext,
     RoundResult,
     ServerState,
-    Snapshot,
     Stage,
     Term,
     Traffic,
@@ -54,6 +55,33 @@ class _Kept(NamedTuple):
     trained: Bool[Array, ""]  # whether it has trained
 
 
+class _Normalization(NamedTuple):
+    """Normalization layers in the groups that clients share."""
+
+    places: Places
+    packings: dict[str, Any]  # by shared group, how it is packed
+
+    def entries(self, groups: Params) -> Array:
+        """Return their parameters, in one vector."""
+        return ravel_pytree(_entries(self.places, groups))[0]
+
+    def put(self, entries: Array | float, groups: Params) -> Params:
+        """Put their parameters, or one number for all of them, into those of the network."""
+        before, unravel = ravel_pytree(_entries(self.places, groups))
+        own = unravel(jnp.broadcast_to(jnp.asarray(entries, before.dtype), before.shape))
+        changed = {
+            group: unflatten_dict({**flatten_dict(groups[group]), **_by_place(own[group])})
+            for group in self.places
+        }
+        return {**groups, **changed}
+
+    def put_packed(self, entries: Array | float, packed: Groups) -> Groups:
+        """Do the same to packed groups."""
+        groups = {group: self.packings[group].unpack(packed[group]) for group in self.places}
+        own = self.put(entries, groups)
+        return {**packed, **{group: self.packings[group].pack(own[group]) for group in self.places}}
+
+
 def fedbn(recipe: Recipe) -> Recipe:
     """Every client keeps its normalization (scale, shift, running statistics) and shares the rest.
 
@@ -74,43 +102,67 @@ def fedbn(recipe: Recipe) -> Recipe:
             f"fedbn keeps normalization at the clients, but the server of {recipe.name!r} is a "
             "member of their average; use another method"
         )
-    places = _places(recipe)
-    shapes = jax.eval_shape(
-        lambda: recipe.groups.split(recipe.setup.model.init(jax.random.key(0))[0])
-    )
-    zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
-    packings = {group: packing(zeros[group]) for group in places}
-
-    def chosen(groups: Params) -> Array:
-        """Return the entries of normalization, in one vector."""
-        return ravel_pytree(_entries(places, groups))[0]
-
-    def placed(entries: Array, groups: Params) -> Params:
-        """Put entries of normalization into parameters."""
-        own = ravel_pytree(_entries(places, groups))[1](entries)
-        changed = {
-            group: unflatten_dict({**flatten_dict(groups[group]), **_by_place(own[group])})
-            for group in places
-        }
-        return {**groups, **changed}
+    layers = _layers(recipe)
 
     def keep(network: PyTree, model_state: PyTree, client: Client) -> _Kept:
-        return _Kept(chosen(recipe.groups.split(network)), jnp.zeros((), bool))
+        return _Kept(layers.entries(recipe.groups.split(network)), jnp.zeros((), bool))
+
+    def with_term(stage: Stage) -> Stage:
+        if stage.clients is None:
+            return stage
+        return stage.with_terms(_term(stage.client_terms[-1].group, keep, layers))
+
+    def at_client(key: Array, upload: Upload, trained: ClientResult, state: PyTree) -> Upload:
+        return upload._replace(update=layers.put_packed(0.0, upload.update))
+
+    optimizer = _handing_out(recipe.setup.federated_optimizer, layers)
+    network, client_model = _networks(recipe, layers)
+    at_server = any(stage.server is not None for stage in recipe.stages)
+    return recipe._replace(
+        stages=tuple(map(with_term, recipe.stages)),
+        setup=recipe.setup._replace(federated_optimizer=optimizer),
+        groups=recipe.groups._replace(own_statistics=True),
+        network=recipe.network if at_server else network,
+        client_model=client_model,
+        uploads=(UploadTransform(TERM, at_client=at_client), *recipe.uploads),
+    )
+
+
+def _term(group: str, keep: Callable[..., _Kept], layers: _Normalization) -> Term:
+    """Return the term by which clients keep their normalization and nobody sends it."""
 
     def remember(trained: ClientResult) -> _Kept:
-        return _Kept(chosen(trained.groups), jnp.ones((), bool))
+        return _Kept(layers.entries(trained.groups), jnp.ones((), bool))
 
-    inner = recipe.setup.federated_optimizer
+    def traffic(outcome: RoundResult) -> Traffic:
+        """Count the shared groups without their normalization, both ways."""
+        shared = {group: outcome.before.params[group] for group in layers.places}
+        numbers = count_parameters(shared) - layers.entries(shared).size
+        both = count(jnp.sum(outcome.context.valid, dtype=jnp.int32), BYTES_PER_NUMBER * numbers)
+        return Traffic(both, both, model_down=False, model_up=False)
+
+    return Term(
+        TERM,
+        (),
+        lambda step: jnp.zeros(()),
+        group=group,
+        server=AtServer(participates=never),
+        client=AtClient(keep=keep, remember=remember),
+        log=ForLog(traffic=traffic),
+    )
+
+
+def _handing_out(inner: FederatedOptimizer, layers: _Normalization) -> FederatedOptimizer:
+    """Return a federated optimizer by which every client starts with its own normalization, which
+    stands beside what `inner` sends.
+    """
 
     def send(state: PyTree, kept: PyTree, context: RoundContext) -> PyTree:
         assert context.clients.kept is not None
         return inner.send(state, kept, context), context.clients.kept.terms[TERM].entries
 
     def start(state: PyTree, received: PyTree, common: Groups) -> Groups:
-        given = inner.start(state, received[0], common)
-        groups = {group: packings[group].unpack(given[group]) for group in places}
-        own = placed(received[1], groups)
-        return {**given, **{group: packings[group].pack(own[group]) for group in places}}
+        return layers.put_packed(received[1], inner.start(state, received[0], common))
 
     def correct(gradient: Groups, params: Groups, anchor: Groups, received: PyTree) -> Groups:
         return inner.correct(gradient, params, anchor, received[0])
@@ -118,7 +170,7 @@ def fedbn(recipe: Recipe) -> Recipe:
     def of_inner(local: Local) -> Local:
         return local._replace(sent_by_optimizer=local.sent_by_optimizer[0])
 
-    optimizer = inner._replace(
+    return inner._replace(
         send=send,
         start=start,
         correct=correct,
@@ -126,27 +178,23 @@ def fedbn(recipe: Recipe) -> Recipe:
         add=lambda local, reported: inner.add(of_inner(local), reported),
     )
 
-    def at_client(key: Array, upload: Upload, trained: ClientResult, state: PyTree) -> Upload:
-        moved = {group: packings[group].unpack(arrays) for group, arrays in upload.update.items()}
-        still = placed(jnp.zeros_like(chosen(moved)), moved)
-        update = {group: packings[group].pack(tree) for group, tree in still.items()}
-        return upload._replace(update=update)
 
-    def traffic(outcome: RoundResult) -> Traffic:
-        """Count the shared groups without their normalization, both ways."""
-        shared = {group: outcome.before.params[group] for group in places}
-        numbers = count_parameters(shared) - chosen(shared).size
-        both = count(jnp.sum(outcome.context.valid, dtype=jnp.int32), BYTES_PER_NUMBER * numbers)
-        return Traffic(both, both, model_down=False, model_up=False)
+def _networks(recipe: Recipe, layers: _Normalization) -> tuple[Callable, Callable]:
+    """Return the functions for the global network and for that of a client."""
 
-    def mean(state: ServerState) -> Snapshot:
-        """Return the global network with the mean normalization of the clients that trained."""
+    def mean(state: ServerState, groups: Params) -> tuple[Params, PyTree]:
+        """Put the mean normalization of the clients that trained into these groups."""
         kept: _Kept = state.clients.terms[TERM]
         counts = kept.trained | ~jnp.any(kept.trained)  # before round 0 all are alike
         entries = jnp.mean(kept.entries, axis=0, where=counts[:, None])
         statistics = jnp.mean(state.clients.model_state, axis=0, where=counts[:, None])
-        unravel = ravel_pytree(state.model_state)[1]
-        return Snapshot((), unravel(statistics), placed(entries, state.params))
+        return layers.put(entries, groups), ravel_pytree(state.model_state)[1](statistics)
+
+    def network(state: ServerState) -> tuple[PyTree, PyTree]:
+        of_method = {} if recipe.network is None else recipe.groups.split(recipe.network(state)[0])
+        private = {group: of_method[group] for group in of_method if group not in layers.places}
+        groups, statistics = mean(state, {**state.params, **private})
+        return recipe.groups.combine(groups), statistics
 
     def client_model(state: ServerState, client: Array) -> tuple[PyTree, PyTree]:
         kept: _Kept = jax.tree.map(lambda table: table[client], state.clients.terms[TERM])
@@ -154,44 +202,20 @@ def fedbn(recipe: Recipe) -> Recipe:
         unpacked = {g: packing(state.params[g]).unpack(own) for g, own in private.items()}
         groups = {**state.params, **unpacked}
         statistics = ravel_pytree(state.model_state)[1](state.clients.model_state[client])
-        common = mean(state)
-        own = Snapshot((), statistics, placed(kept.entries, groups))
-        shared = {group: common.groups[group] for group in places}
-        found = when_trained(kept.trained, own, common._replace(groups={**groups, **shared}))
-        return recipe.groups.combine(found.groups), found.model_state
+        own = layers.put(kept.entries, groups), statistics
+        found, found_statistics = when_trained(kept.trained, own, mean(state, groups))
+        return recipe.groups.combine(found), found_statistics
 
-    def network(state: ServerState) -> tuple[PyTree, PyTree]:
-        common = mean(state)
-        private = {}
-        if recipe.network is not None:
-            private = recipe.groups.split(recipe.network(state)[0])
-        shared = {group: common.groups[group] for group in places}
-        groups = {**state.params, **private, **shared}
-        return recipe.groups.combine(groups), common.model_state
+    return network, client_model
 
-    def of_stage(stage: Stage) -> Stage:
-        if stage.clients is None:
-            return stage
-        term = Term(
-            TERM,
-            (),
-            lambda step: jnp.zeros(()),
-            group=stage.client_terms[-1].group,
-            server=AtServer(participates=never),
-            client=AtClient(keep=keep, remember=remember),
-            log=ForLog(traffic=traffic),
-        )
-        return stage.with_terms(term)
 
-    at_server = any(stage.server is not None for stage in recipe.stages)
-    return recipe._replace(
-        stages=tuple(map(of_stage, recipe.stages)),
-        setup=recipe.setup._replace(federated_optimizer=optimizer),
-        groups=recipe.groups._replace(own_statistics=True),
-        network=recipe.network if at_server else network,
-        client_model=client_model,
-        uploads=(UploadTransform(TERM, at_client=at_client), *recipe.uploads),
+def _layers(recipe: Recipe) -> _Normalization:
+    places = _places(recipe)
+    shapes = jax.eval_shape(
+        lambda: recipe.groups.split(recipe.setup.model.init(jax.random.key(0))[0])
     )
+    zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
+    return _Normalization(places, {group: packing(zeros[group]) for group in places})
 
 
 def _places(recipe: Recipe) -> Places:
