@@ -218,6 +218,10 @@ def _texts_of_images(path: Path, model: TrainedModel, findings: Findings) -> pan
     images = [path.name] if path.is_file() and is_image(path) else list(listing.images)
     found = [_by_folders(folder, folder / name, model) for name in images]
     texts = pandas.DataFrame(found, index=images, columns=["label", "client"])
+    # An image beside the folders of the classes is nearest to that of its site.
+    of_class = texts["label"].map(in_one_form).isin(map(in_one_form, model.class_names))
+    sites = {*texts["client"][of_class], *model.client_names}
+    texts.loc[~of_class & texts["label"].isin(sites), "label"] = ""
     data = model.config.data
     columns = {role: data.get(f"{role}_column") or role for role in ("file", "label", "client")}
     table = None if images == [path.name] else find_table(path, columns["file"])

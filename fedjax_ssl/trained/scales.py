@@ -1,5 +1,7 @@
 """How a model's inputs are standardized where each client has a mean and a deviation of its own."""
 
+import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -72,20 +74,42 @@ class Scales:
     def of(self, values: np.ndarray, client: Client) -> Scale | None:
         """Find mean and deviation of the client that has all inputs, or of each row's; None: all
         inputs are alike. A client that is not known has those of its own inputs here.
+
+        Raises:
+            TrainedModelError: the client of all inputs is not known, but misspelt.
         """
         if not self:
             return None
         if not isinstance(client, list):
-            name = self.find(client)
-            return self._stored(
-                self._of_new_site(client, values) if name is None else self._known[name]
-            )
+            if client is not None and self.find(client) is None:
+                self._check_spelling(str(client))
+            return self._of_one(values, client)
         shape = (len(values), *[1] * (values.ndim - 2), values.shape[-1])
         center = np.zeros(shape, np.float32)
         width = np.ones(shape, np.float32)
         for one, rows in rows_of(client).items():
-            center[rows], width[rows] = self.of(values[rows], one) or (0, 1)
+            center[rows], width[rows] = self._of_one(values[rows], one)
         return center, width
+
+    def _of_one(self, values: np.ndarray, client: Any) -> Scale:
+        name = self.find(client)
+        return self._stored(
+            self._of_new_site(client, values) if name is None else self._known[name]
+        )
+
+    def _check_spelling(self, client: str) -> None:
+        """Refuse a name with the letters of a known one in another order, or one letter more or
+        less; other digits are another site.
+        """
+        letters = Counter(client.casefold())
+        for name in self._known:
+            known = Counter(name.casefold())
+            differ = ((letters - known) + (known - letters)).total()
+            if len(name) > 3 and differ < 2 and _digits(name) == _digits(client):
+                raise TrainedModelError(
+                    f"client {client!r} is no client of the run. Did you mean {name!r}? A new site "
+                    "needs a name that is less like it"
+                )
 
     def apply(self, scale: Scale, inputs: Any) -> Any:
         """Standardize inputs by their client's mean and deviation, to the common ones."""
@@ -116,3 +140,7 @@ class Scales:
             f"{counted(len(values), 'example')} alone, as those of a new site{few}"
         )
         return statistics_of(values, self._inputs["max"])[0]
+
+
+def _digits(name: str) -> list[str]:
+    return re.findall(r"\d+", name)

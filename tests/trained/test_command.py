@@ -62,8 +62,9 @@ def test_labels_go_to_a_file(predict, digits, tmp_path):
 
 
 def test_images_in_folders_with_the_names_of_classes(predict, model, digits, tmp_path):
-    for row in (0, 1, 2):
-        folder = tmp_path / "images" / ("unknown" if row == 2 else str(digits.train.y[row]))
+    folders = [*map(str, digits.train.y[:2]), "other", ""]  # the last lies beside the classes
+    for row, name in enumerate(folders):
+        folder = tmp_path / "images" / name
         folder.mkdir(parents=True, exist_ok=True)
         # As an image goes from 0 to 255, the digits from 0 to 16.
         pixels = np.rint(digits.train.x[row, ..., 0] * (255 / 16)).astype(np.uint8)
@@ -72,10 +73,11 @@ def test_images_in_folders_with_the_names_of_classes(predict, model, digits, tmp
         exif[0x0112] = 3  # turn it by half, as sources do that are trained on
         turned.save(folder / f"{row}.png", exif=exif)
     code, rows, error = predict(tmp_path / "images", "--checkpoint", "last")
-    assert code == 0 and "(2 of 3 have a label)" in error
+    assert code == 0 and "(2 of 4 have a label)" in error
+    assert "label 'other' of 1 example" in error and "'images'" not in error
     found = {row["input"].rpartition("/")[2]: row for row in rows}
-    expected = model.predict(digits.train.x[:3])
-    for row in (0, 1, 2):
+    expected = model.predict(digits.train.x[:4])
+    for row in range(4):
         assert float(found[f"{row}.png"]["probability"]) == pytest.approx(
             expected[row].max(), abs=1e-5
         )

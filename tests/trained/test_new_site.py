@@ -10,6 +10,7 @@ from fedjax_ssl import cli, load_dataset, load_run
 from fedjax_ssl.encoding.encoders import encoder
 from fedjax_ssl.errors import ConfigNote
 from fedjax_ssl.trained.inputs import read_examples
+from fedjax_ssl.trained.scales import Scales
 from fedjax_ssl.trained.trained_model import TrainedModelError
 
 OPTIONS = {
@@ -94,8 +95,30 @@ def test_a_client_without_a_value_and_one_that_is_named(trained, predict):
     _, by_name, said = predict(north.drop(columns="Klinik"), "--client", "north")
     assert "new site" not in said
     assert [row["probability"] for row in by_name] == [row["probability"] for row in by_column]
-    hint = predict(north, "--client", "nroth")[2]
-    assert "'nroth' is no client of the run. Did you mean 'north'? Its inputs" in hint
+    code, _, said = predict(north, "--client", "nroth")
+    assert code == 2 and "'nroth' is no client of the run. Did you mean 'north'?" in said
+
+
+@pytest.mark.parametrize(
+    ("name", "known", "refused"),
+    [
+        ("North", "north", True),
+        ("nort", "north", True),
+        ("site1", "site2", False),
+        ("site12", "site21", False),
+        ("east", "west", False),
+        ("hospital_b", "hospital_a", False),
+    ],
+)
+def test_a_misspelt_client_is_no_new_site(name, known, refused):
+    scales = Scales({"max": 1.0, "clients": {known: {"mean": [0.0], "std": [1.0]}}})
+    values = np.arange(40, dtype=np.float32)[:, None]
+    if refused:
+        with pytest.raises(TrainedModelError, match=f"Did you mean {known!r}"):
+            scales.of(values, name)
+    else:
+        with pytest.warns(ConfigNote, match="as those of a new site$"):
+            assert scales.of(values, name) is not None
 
 
 def test_in_python_rows_and_arrays(trained):
