@@ -17,12 +17,15 @@ from fedjax_ssl.data.reading.table_reading import TableReading, identifiers
 from fedjax_ssl.data.sites_apart import sites_apart
 from fedjax_ssl.data.sources import SOURCES, names_apart, read
 from fedjax_ssl.data.sources.features import FACTS as FEATURES
+from fedjax_ssl.data.sources.folder import UNLABELLED
 from fedjax_ssl.errors import counted
 
 if TYPE_CHECKING:  # takes long to import
     import pandas
 
 MANY_CLASSES = 20
+# names of no class, without blanks and punctuation
+NO_LABEL = ("?", "missing", "na", "nan", "nolabel", "none", "null", "unknown", *UNLABELLED)
 FEW_CODES = 6  # columns with at most this many different whole numbers may hold codes
 
 
@@ -137,11 +140,25 @@ def _labels(frame: "pandas.DataFrame") -> Iterator[str]:
 
 
 def _blank_names(frame: "pandas.DataFrame") -> Iterator[str]:
-    """Find classes whose name marks a missing cell."""
-    names = frame["label"].cat.categories
-    blank = names[names.str.lower().isin(["nan", "na", "n/a", "none", "null", "?"])]
-    if len(blank):
-        yield f"{_listed(blank)} counts as a class; leave the label empty where there is none"
+    """Find classes and clients whose name says that there is no label."""
+    for name, count in _named_nothing(frame, "label"):
+        yield (
+            f"class {name!r} of {count} counts as a class; where nobody knows the label, leave its "
+            "cell empty, or call the folder 'unlabelled'"
+        )
+    for name, count in _named_nothing(frame, "client"):
+        yield (
+            f"client {name!r} of {count} counts as a client; name the true one, and put images "
+            "without a label into SITE/ or SITE/unlabelled/"
+        )
+
+
+def _named_nothing(frame: "pandas.DataFrame", column: str) -> Iterator[tuple[str, str]]:
+    """Give names in a column that mean that nobody knows it, and how many examples have each."""
+    if column in frame:
+        for name, count in frame[column].value_counts(sort=False).items():
+            if _plain(str(name)) in NO_LABEL:
+                yield str(name), counted(int(count), "example")
 
 
 def _spellings(frame: "pandas.DataFrame") -> Iterator[str]:

@@ -398,13 +398,26 @@ def test_a_link_back_to_the_folder_ends(tmp_path, read):
 
 def test_check_finds_what_a_person_would_want_to_hear(tmp_path):
     hospital(tmp_path / "scans", sites=("site 1", "site 2", "Site 1"), each=2)
-    save(tmp_path / "scans/northern/il/0.png", 0)
+    for name in (
+        "northern/il/0.png",
+        "northern/No label/1.png",
+        "north/No label/3.png",
+        "unlabelled/2.png",
+    ):
+        save(tmp_path / "scans" / name, 0)
     found = check(tmp_path / "scans", root=tmp_path)
     assert (found.source, found.problems) == ("folder", ())
     notes = "\n".join(found.notes)
     assert "class il: one labelled training example" in notes
     assert "client 'site 1' (4 examples) is spelt almost like 'Site 1' (4)" in notes
     assert "'site 2'" not in notes
+    assert (
+        "class 'No label' of 2 examples counts as a class; where nobody knows the label, leave"
+        in notes
+    )
+    assert (
+        "client 'unlabelled' of 1 example counts as a client; name the true one, and put" in notes
+    )
     bad = check(tmp_path / "scans" / "northern" / "il", root=tmp_path)
     assert bad.dataset is None and "in no folder CLASS" in bad.problems[0]
 
