@@ -135,23 +135,24 @@ class Several(Declaration):
         """The names, those that were registered since among them."""
         return [one for one in self.names if one != "none"]
 
+    @property
+    def allowed(self) -> str:
+        """The names that a value may have, for messages."""
+        return ", or ".join(filter(None, [", ".join(self.known), "module:function" * self.own]))
+
     def check(self, name: str, value: Any) -> None:
-        allowed = ", ".join(self.known) + ", or module:function" * self.own
         if not isinstance(value, (tuple, list)):
-            raise ValueError(f"{name} is {value!r}; it must be a tuple of names, of {allowed}")
+            raise ValueError(f"{name} is {value!r}; it must be a tuple of names, of {self.allowed}")
         for one in value:
             if one not in self.known and not (self.own and ":" in str(one)):
                 raise ValueError(
-                    f"{name} names {one!r}.{did_you_mean(one, self.known)} Allowed: {allowed}"
+                    f"{name} names {one!r}.{did_you_mean(one, self.known)} Allowed: {self.allowed}"
                 )
         if len(set(value)) < len(value):
             raise ValueError(f"{name} is {tuple(value)!r}, which names one of them twice")
 
     def words(self) -> str:
-        return (
-            f"names with commas between, of {', '.join(self.known)}"
-            + ", or module:function" * self.own
-        )
+        return f"names with commas between, of {self.allowed}"
 
 
 @dataclasses.dataclass(frozen=True)

@@ -67,6 +67,10 @@ GONE = {
         f"personalize.{setting}": Gone(_TUNED, (None,))
         for setting in ("epochs", "steps", "learning_rate")
     },
+    "uploads=drop_non_finite": Gone(
+        "every upload with a number that is not finite is left out",
+        (("drop_non_finite",), ["drop_non_finite"]),
+    ),
     "around=none": Gone("no wrapper is the empty tuple, config.around=()", (("none",), ["none"])),
     "cbafed.tail_share": Gone("a class with less than 0.03 is a tail class", (0.03,)),
     "cbafed.residual_epochs": Gone("local residuals are 5 epochs apart", (5,)),

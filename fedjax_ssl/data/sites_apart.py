@@ -20,9 +20,10 @@ MOST = 1000  # examples of a site that are compared, evenly spaced
 class Apart(NamedTuple):
     """Difference between sites.
 
-    Attributes: sentence: the largest difference, and the remedy. by_client: whether standardizing
-    by client is right, that is, every site with labels has several classes, so that the difference
-    is not due to classes.
+    Attributes:
+        sentence: the largest difference, and the remedy.
+        by_client: whether standardizing by client is right, that is, every site with labels has
+            several classes, so that the difference is not due to classes.
     """
 
     sentence: str

@@ -371,9 +371,10 @@ def finish_client(
     """Make a trained client's upload, its new state and its numbers for the log: (values to add up
     over the cohort, values to stack).
 
-    An upload with a value that is not finite is dropped: its weight is 0, the client's new state is
-    discarded, and `Work.dropped` counts it. If the loss, parameters or batch statistics are not
-    finite, the client is put back to its start before terms and upload transforms see it.
+    An upload with a value that is not finite, also after transforms, is dropped: its weight is 0,
+    the client's new state is discarded, and `Work.dropped` counts it. If the loss, parameters or
+    batch statistics are not finite, the client is put back to its start before terms and upload
+    transforms see it.
     """
     setup = local.setup
     groups = local.groups
@@ -390,10 +391,9 @@ def finish_client(
     upload, kept_by_optimizer = _upload_of(local, end, result, seen, trained)
     # One value that is not finite makes the whole upload count as lost.
     arrived = upload.arrived
-    sound = is_finite((upload.weight, remembered, upload.optimizer, upload.reported)) & arrived
-    if local.uploads.at_client is not None:
-        # Its numbers become 0, because NaN times a weight of 0 would still be NaN.
-        upload = jax.tree.map(lambda x: jnp.where(sound, x, jnp.zeros_like(x)), upload)
+    sound = is_finite((upload._replace(arrived=()), remembered)) & arrived
+    # Its numbers become 0, because NaN times a weight of 0 would still be NaN.
+    upload = jax.tree.map(lambda x: jnp.where(sound, x, jnp.zeros_like(x)), upload)
     finite, trained = apart((finite & (sound | ~trained), trained & sound))
     work = Work(
         loss=jnp.where(finite, loss, 0.0),

@@ -3,6 +3,7 @@
 import ast
 import re
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import chex
@@ -15,11 +16,12 @@ import pytest
 import fedjax_ssl as fs
 from fedjax_ssl import federated, methods, runs
 from fedjax_ssl.federated import build
+from fedjax_ssl.federated.messages import Upload
+from fedjax_ssl.federated.packing import packing
 from fedjax_ssl.federated.uploads import (
     UPLOADS,
     UploadTransform,
     chain,
-    drop_non_finite,
     identity,
     upload_transforms,
 )
@@ -32,12 +34,12 @@ KEY = jax.random.key(4)
 NORM = 1e-2
 
 
-def clip_of_the_docs() -> Any:
+def of_the_docs(name: str) -> Any:
     text = (ROOT / "docs" / "extending.md").read_text(encoding="utf-8")
     (block,) = re.findall(re.escape(MARK) + r"\n```python\n(.*?)```", text, re.DOTALL)
     namespace: dict[str, Any] = {}
     exec(compile(block, "extending.md", "exec"), namespace)
-    return namespace["clip"]
+    return namespace[name]
 
 
 def refusing_more_than(norm: float) -> UploadTransform:
@@ -72,7 +74,7 @@ def data_for(name: str):
 )
 def test_all_that_a_client_sends_is_clipped_or_the_method_is_refused(name: str) -> None:
     data = data_for(name)
-    method = build(recipe_of(name, data, clip_of_the_docs()(NORM), refusing_more_than(NORM)))
+    method = build(recipe_of(name, data, of_the_docs("clip")(NORM), refusing_more_than(NORM)))
     try:
         _, infos = toy.train(method, KEY, data, 1)
     except ValueError as error:
@@ -85,6 +87,20 @@ def test_all_that_a_client_sends_is_clipped_or_the_method_is_refused(name: str) 
     notes = [] if method.recipe.check is None else method.recipe.check(data)
     outside = "codes of their examples outside of their uploads, which no upload transform sees"
     assert any(outside in line for line in notes) == (name in ("xclp", "mixed"))
+
+
+def test_the_largest_tenth_is_that_of_each_array() -> None:
+    """Also of the small ones, which are packed into one vector."""
+    params = {"a": jnp.arange(5000.0), "b": jnp.arange(1.0, 21.0), "c": -jnp.arange(1.0, 11.0)}
+    packed = packing(params)
+    transform = of_the_docs("top_tenth")()
+    trained = SimpleNamespace(groups={"model": params})
+    upload = Upload(
+        {"model": packed.pack(params)}, (), {}, {}, {}, jnp.ones(()), jnp.ones((), bool)
+    )
+    sent = transform.at_client(KEY, upload, trained, ())
+    counts = jax.tree.map(jnp.count_nonzero, packed.unpack(sent.update["model"]))
+    assert counts == {"a": 500, "b": 2, "c": 1}
 
 
 def test_a_lost_upload_is_lost_for_all() -> None:
@@ -112,7 +128,7 @@ def test_no_transform_and_one_that_does_nothing_are_the_same_program() -> None:
         return str(jax.make_jaxpr(method.round)(KEY, state, data))
 
     assert program() == program(identity()) == program(chain())
-    assert program() != program(drop_non_finite())
+    assert program() != program(of_the_docs("clip")(NORM))
 
 
 def test_transforms_have_a_state_and_see_the_sum() -> None:
@@ -278,13 +294,15 @@ def test_a_builder_that_returns_no_transform_is_refused(monkeypatch) -> None:
 
 
 def test_a_number_that_is_not_finite_is_dropped() -> None:
+    """Also where a transform makes it, or a method sends it beside the change."""
+
     def at_client(key, upload, trained, state):
         broken = jnp.where(trained.client.id == 1, jnp.nan, 1.0)
         return upload._replace(update=jax.tree.map(lambda x: broken * x, upload.update))
 
     broken = UploadTransform("broken", at_client=at_client)
     data = toy.federation()
-    method = build(recipe_of("fedavg", data, broken, drop_non_finite()))
+    method = build(recipe_of("fedavg", data, broken))
     state, infos = toy.train(method, KEY, data, 1)
     assert infos[0]["dropped_clients"] == 1
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(state.params))
@@ -299,14 +317,14 @@ def test_a_config_names_transforms_with_facts_of_the_run(monkeypatch) -> None:
         told.append(facts)
         return identity()
 
-    names = ("drop_non_finite", "telling")
+    names = ("telling",)
     config = fs.load_config("digits_fedavg", {"uploads": names, "rounds": 3})
     experiment = runs.load_experiment(config)
     federation = runs.federate(experiment, KEY)
     runs.build(experiment, federation)
     assert [one.rounds for one in told] == [3]
-    with pytest.raises(ValueError, match="Did you mean 'drop_non_finite'"):
-        upload_transforms(["drop_nonfinite"])
+    with pytest.raises(ValueError, match="Did you mean 'telling'"):
+        upload_transforms(["teling"])
 
 
 def test_what_clients_send_keep_and_log_has_no_fixed_names() -> None:

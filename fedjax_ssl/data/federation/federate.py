@@ -115,7 +115,8 @@ class Drawing:
     """Federations of one description, drawn by their keys; checked and compiled once for all of
     them.
 
-    Attributes: held_out: examples that each federation holds out.
+    Attributes:
+        held_out: examples that each federation holds out.
     """
 
     def __init__(

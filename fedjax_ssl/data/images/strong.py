@@ -28,8 +28,9 @@ Limited = Annotated[int, Whole(0, 1000)]
 class Before:
     """Changes of images before the operations: shift and flip.
 
-    Attributes: pixels: largest shift before the operations, in pixels. flip: mirror every second
-    image on average; not for digits and the like.
+    Attributes:
+        pixels: largest shift before the operations, in pixels.
+        flip: mirror every second image on average; not for digits and the like.
     """
 
     pixels: Limited = 4

@@ -50,13 +50,16 @@ VALIDATION = ("val", "valid", "validation", "dev")
 class TableOptions:
     """Columns of a user's table, and their roles.
 
-    Attributes: label_column: name of the class of each row; empty = no label. client_column: name
-    of the client that has the row, if there is such a column. split_column: train or test, if there
-    is such a column. set_column: set within the client, if there is such a column. coarse_column:
-    label of another space, if there is such a column. group_column: patient or the like, if there
-    is such a column: rows of one stay on one side of every split. classes: names of all classes in
-    order; by default those that occur. proportions: CSV file with the class shares of each client's
-    sets; see `read_proportions`.
+    Attributes:
+        label_column: name of the class of each row; empty = no label.
+        client_column: name of the client that has the row, if there is such a column.
+        split_column: train or test, if there is such a column.
+        set_column: set within the client, if there is such a column.
+        coarse_column: label of another space, if there is such a column.
+        group_column: patient or the like, if there is such a column: rows of one stay on one side
+            of every split.
+        classes: names of all classes in order; by default those that occur.
+        proportions: CSV file with the class shares of each client's sets; see `read_proportions`.
     """
 
     label_column: str = "label"

@@ -86,8 +86,10 @@ def given_path(source: str, path: Place, what: str, kind: str = "file") -> Path:
 class BadData(UserError):
     """A user's own data cannot be trained on as they are.
 
-    Attributes: place: the folder or file. problems: faults, a sentence or two each. notes: further
-    remarks so far.
+    Attributes:
+        place: the folder or file.
+        problems: faults, a sentence or two each.
+        notes: further remarks so far.
     """
 
     def __init__(self, place: Path | str, problems: str | Sequence[str], notes: Sequence[str] = ()):
@@ -105,8 +107,9 @@ class BadData(UserError):
 class Findings:
     """Collects problems and notes while data are read, so that a user sees all of them at once.
 
-    Attributes: problems: faults that prevent the use of the data. notes: skipped parts, and
-    oddities.
+    Attributes:
+        problems: faults that prevent the use of the data.
+        notes: skipped parts, and oddities.
     """
 
     def __init__(self) -> None:

@@ -35,11 +35,14 @@ ISO = "ISO8601"  # default date format, as in `pandas.to_datetime`
 class CellOptions:
     """Settings for reading the cells of a user's table.
 
-    Attributes: codes: columns of numbers that are one-hot encoded, like words. dates: columns of
-    dates. date_format: their format for `pandas.to_datetime`, such as %d.%m.%Y. decimal: decimal
-    separator. missing: rows with missing cells: an error; filled in by the median of the training
-    examples (words by the most frequent one); or left out and counted. missing_marks: texts of a
-    missing cell besides the empty one, in any case.
+    Attributes:
+        codes: columns of numbers that are one-hot encoded, like words.
+        dates: columns of dates.
+        date_format: their format for `pandas.to_datetime`, such as %d.%m.%Y.
+        decimal: decimal separator.
+        missing: rows with missing cells: an error; filled in by the median of the training examples
+            (words by the most frequent one); or left out and counted.
+        missing_marks: texts of a missing cell besides the empty one, in any case.
     """
 
     codes: Names = ()

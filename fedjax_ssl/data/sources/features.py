@@ -190,7 +190,8 @@ def array_file(folder: Path, split: str) -> Path:
 class Rows:
     """The array of one split, to which blocks of examples are added.
 
-    Attributes: done: examples written so far.
+    Attributes:
+        done: examples written so far.
     """
 
     def __init__(self, folder: Path, facts: Encoded, split: str):

@@ -14,7 +14,6 @@ if TYPE_CHECKING:
         UPLOADS,
         upload_transforms,
     )
-    from fedjax_ssl.federated.uploads.non_finite import drop_non_finite
     from fedjax_ssl.federated.uploads.sums import SUMS, Combine
     from fedjax_ssl.federated.uploads.transform import (
         UploadTransform,

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 UPLOADS: "Registry[UploadTransform]" = Registry(
     "upload transform",
-    {"drop_non_finite": "fedjax_ssl.federated.uploads.non_finite:drop_non_finite"},
+    {},
     given=("facts",),
     makes="fedjax_ssl.federated.uploads.transform:UploadTransform",
 )

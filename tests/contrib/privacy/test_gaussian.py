@@ -22,7 +22,7 @@ from fedjax_ssl.contrib.privacy.gaussian import (
 )
 from fedjax_ssl.federated import build
 from fedjax_ssl.federated.messages import Upload
-from fedjax_ssl.federated.uploads import UploadTransform, drop_non_finite
+from fedjax_ssl.federated.uploads import UploadTransform, identity
 from tests import toy
 from tests.contrib.privacy.promises import keep_promises
 from tests.methods import cases
@@ -251,7 +251,7 @@ def test_what_sees_the_sum_before_its_noise_is_refused(data) -> None:
     seeing = UploadTransform("seeing", at_server=at_server)
     with pytest.raises(ValueError, match="'seeing' sees the sum before it has noise"):
         fedavg(data, uploads=(seeing,))
-    fedavg(data, uploads=(drop_non_finite(),))
+    fedavg(data, uploads=(identity(),))
 
 
 def test_batch_statistics_and_variates_are_refused(data) -> None:
