@@ -6,7 +6,7 @@
     summary = fs.run(config, "runs/first")
 
 Names are imported when they are first used: `import fedjax_ssl` brings neither jax nor flax. If JAX
-has not computed yet, its processor becomes a device for each core (`fedjax_ssl.processor.start`).
+has not computed yet, each core of the processor becomes a device (`fedjax_ssl.processor.start`).
 """
 
 # For users who run mypy --strict.

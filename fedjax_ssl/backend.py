@@ -1,10 +1,8 @@
-"""The backend that JAX computes on: code that takes one way on a CPU and another one on
-accelerators asks it.
-"""
+"""The backend of JAX, for code that differs between CPUs and accelerators."""
 
 import jax
 
 
 def backend() -> str:
-    """Name the backend that JAX computes on: "cpu", "gpu" or "tpu"."""
+    """Return the backend of JAX: "cpu", "gpu" or "tpu"."""
     return jax.default_backend()

@@ -1,11 +1,11 @@
-"""Declarations of what a setting may be, beside its type and default, and the checks and words made
-of them.
+"""Declarations of allowed values of settings, besides type and default, with the checks and words
+made from them.
 
     @checked
     def spread(labels, alpha: Annotated[float | Array, In("[0, 1)")] = 0.99): ...
 
-The registry reads the same annotations where a config is resolved and for help. In a tuple, a
-declaration is that of every number in it. A `Literal` is the declaration of names.
+The registry reads the same annotations to resolve a config and for help. In a tuple, a declaration
+is for every number in it. A `Literal` declares names.
 """
 
 import dataclasses
@@ -21,37 +21,36 @@ import numpy as np
 from fedjax_ssl.errors import UserError, did_you_mean
 
 LARGEST_WHOLE = 2**31 - 1  # counts are 32 bits wide on the device
-# The run computes in single precision: beyond this a number is infinite, and a positive one below
-# it is 0.
+# Runs compute in single precision: a larger number becomes infinite, and a smaller positive one 0.
 LARGEST = float(np.finfo(np.float32).max)
 SMALLEST = float(np.finfo(np.float32).tiny)
 Checked = TypeVar("Checked", bound=Callable[..., Any])
 
 
 class Declaration:
-    """The values that a setting may have."""
+    """Base of the declarations of allowed values."""
 
     def check(self, name: str, value: Any) -> None:
-        """Raise ValueError for a value that is not allowed; the message calls it `name`."""
+        """Raise ValueError for a value that is not allowed; the message names it `name`."""
         raise NotImplementedError
 
     def words(self) -> str:
-        """Say it for help."""
+        """Return the allowed values, in words for help."""
         raise NotImplementedError
 
 
 @dataclasses.dataclass(frozen=True)
 class In(Declaration):
-    """Numbers in an interval, as in mathematics: "[0, 1)" is with 0 and without 1.
+    """Numbers in an interval, as in mathematics: "[0, 1)" includes 0 and excludes 1.
 
-    inf belongs to none, and neither does what single precision makes infinite, or 0 where 0 is
-    outside. A traced number passes.
+    Infinity is never allowed, nor a value that float32 rounds to infinity or to an excluded 0. A
+    traced number passes.
     """
 
     interval: str = "[0, inf)"
 
     def check(self, name: str, value: Any) -> None:
-        # a traced number, which cannot be looked at
+        # A traced number has no value to check.
         if isinstance(value, np.ndarray) or hasattr(value, "aval"):
             return
         lowest, highest = map(float, self.interval[1:-1].split(","))
@@ -105,7 +104,9 @@ class Whole(Declaration):
 
 @dataclasses.dataclass(frozen=True)
 class OneOf(Declaration):
-    """One of some names; in an annotation, `Literal` says it. With `own`, "module:function" too."""
+    """One of several names; in an annotation, `Literal` declares it. With `own`, "module:function"
+    is allowed too.
+    """
 
     names: Collection[Any]
     own: bool = False
@@ -122,9 +123,9 @@ class OneOf(Declaration):
 
 @dataclasses.dataclass(frozen=True)
 class Several(Declaration):
-    """A tuple of different names out of some. With `own`, "module:function" too.
+    """A tuple of different names. With `own`, "module:function" is allowed too.
 
-    "none" is none of them: that is the empty tuple.
+    "none" stands for the empty tuple.
     """
 
     names: Iterable[str]
@@ -132,7 +133,7 @@ class Several(Declaration):
 
     @property
     def known(self) -> list[str]:
-        """The names, those that were registered since among them."""
+        """The names, including those registered later."""
         return [one for one in self.names if one != "none"]
 
     @property
@@ -157,7 +158,7 @@ class Several(Declaration):
 
 @dataclasses.dataclass(frozen=True)
 class Each(Declaration):
-    """A tuple of allowed values, or `word` alone; an annotation says it by `tuple[...]`."""
+    """A tuple of allowed values, or `word` alone; in an annotation, `tuple[...]` declares it."""
 
     entry: Declaration
     word: str = dataclasses.field(default="", repr=False)
@@ -182,7 +183,7 @@ class Each(Declaration):
 
 
 def declared(annotation: Any) -> Declaration | None:
-    """Read what an annotation allows; None where it says nothing.
+    """Read the allowed values of an annotation; None if it has none.
 
     Example:
         >>> declared(Annotated[float | None, In("(0, 1]")])
@@ -228,14 +229,14 @@ def checked(function: Checked) -> Checked:
         ValueError: share is 2; it must be a number in [0, 1]
 
     Raises:
-        ValueError: by the function, for an argument that is not allowed; None passes where it is
-            the default or in the annotation.
+        ValueError: by the function, for an argument that is not allowed; None passes if it is the
+            default or in the annotation.
     """
     if inspect.isclass(function):
         function.__init__ = checked(function.__init__)  # type: ignore[method-assign, misc]
         return function
 
-    @functools.cache  # annotations are read at the first call, when all that they name is defined
+    @functools.cache  # read at the first call, when all names in annotations are defined
     def read() -> tuple[inspect.Signature, dict[str, tuple[Declaration, bool]]]:
         signature = inspect.signature(function, eval_str=True)
         found = {}
@@ -257,7 +258,7 @@ def checked(function: Checked) -> Checked:
 
 
 def required(function: Checked) -> Checked:
-    """Make a function refuse None, by a UserError, for an argument that has to be given."""
+    """Make a function raise a UserError if a required argument is None."""
     signature = inspect.signature(function)
     needed = [
         name
@@ -288,7 +289,7 @@ def takes_none(parameter: inspect.Parameter) -> bool:
 
 
 def check_whole_numbers(lowest: int = 1, highest: int = LARGEST_WHOLE, /, **numbers: Any) -> None:
-    """Raise ValueError for what is not a whole number of at least `lowest` and at most
+    """Raise ValueError for anything but a whole number of at least `lowest` and at most
     `highest`.
     """
     for name, value in numbers.items():
@@ -296,7 +297,7 @@ def check_whole_numbers(lowest: int = 1, highest: int = LARGEST_WHOLE, /, **numb
 
 
 def check_numbers(interval: str = "[0, inf)", /, **numbers: Any) -> None:
-    """Raise ValueError for what is not a number in an interval, nan among it; a traced number
+    """Raise ValueError for anything but a number in an interval, also for nan; a traced number
     passes.
     """
     for name, value in numbers.items():
@@ -304,11 +305,11 @@ def check_numbers(interval: str = "[0, inf)", /, **numbers: Any) -> None:
 
 
 def check_choices(allowed: Collection[str], /, **given: Any) -> None:
-    """Raise ValueError for what is not among the allowed names."""
+    """Raise ValueError for anything but the allowed names."""
     for name, choice in given.items():
         OneOf(allowed).check(name, choice)
 
 
 def is_zero(weight: Any) -> bool:
-    """Return whether a weight is known to be 0; a traced one is not."""
+    """Return whether a weight is known to be 0; for a traced one, False."""
     return isinstance(weight, (int, float)) and weight == 0

@@ -1,4 +1,4 @@
-"""Give all commands the same messages instead of tracebacks, and the compilation cache."""
+"""Shared parts of all commands: messages instead of tracebacks, and the compilation cache."""
 
 import contextlib
 import ctypes
@@ -25,7 +25,7 @@ USER_ERRORS = (
 )
 
 
-# from glibc's malloc.h
+# From glibc's malloc.h.
 _M_TRIM_THRESHOLD = -1
 _M_TOP_PAD = -2
 _M_MMAP_THRESHOLD = -3
@@ -39,23 +39,23 @@ def use_compilation_cache() -> None:
         jax.config.update(
             "jax_compilation_cache_dir", str(Path.home() / ".cache" / "fedjax_ssl" / "compiled")
         )
-    # Small programs too: a run has hundreds, and they were half of its second start.
+    # Small programs too: a run has hundreds, which took half of its second start.
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
 
 
 def map_large_buffers() -> bool:
-    """Make the C library map every buffer of 16 MB or more anew, and keep the memory of smaller
-    ones.
+    """Make the C library map every buffer of 16 MB or more separately, and keep the memory of
+    smaller ones.
 
     glibc raises that threshold by itself, up to 32 MB, when a large buffer is freed. On a virtual
     machine the second and every later call of a program of convolutions then took 2.7 times as long
     as the first one. A program's own buffer is that large; the scratch of single operations is not,
-    and mapping that takes time. A threshold that is given also makes glibc give the end of its heap
-    back whenever 128 kB are free there: that scratch is then cleared by the system in every local
+    and mapping that takes time. A fixed threshold also makes glibc return the end of its heap
+    whenever 128 kB are free there, and the system then clears that scratch memory in every local
     step. So up to 64 MB of it are kept (docs/speed.md).
 
     Returns:
-        Whether the C library could be told so; only glibc can.
+        Whether the C library supports this; only glibc does.
     """
     if not sys.platform.startswith("linux"):
         return False
@@ -67,22 +67,22 @@ def map_large_buffers() -> bool:
 
 
 def use_processor(threads: int | None, devices: int | None = None) -> None:
-    """Set with what JAX's backend starts; without effect once something was computed.
+    """Configure the start of JAX's backend; without effect after the first computation.
 
     Args:
         threads: threads of the pool; None: one per core, or what the environment allows.
-        devices: that share each cohort; None: one per thread.
+        devices: devices that share each cohort; None: one per thread.
 
     Raises:
-        ConfigError: less than one thread, $JAX_PLATFORMS names what JAX has no part for, or other
-            processes fill the GPU.
+        ConfigError: less than one thread, $JAX_PLATFORMS names a platform that is not installed, or
+            other processes fill the GPU.
     """
     check_field("threads", threads)
     processor.check_platform()
     gpus.take_what_is_free()
     cores = processor.cores()
     pool, variable = processor.allowed()
-    # A config is checked later; what makes no sense here is refused there.
+    # The config is checked later, and then refuses nonsense.
     if not isinstance(devices, int) or not 0 < devices <= processor.MOST_DEVICES:
         devices = None
     if devices and devices > cores:
@@ -97,19 +97,19 @@ def use_processor(threads: int | None, devices: int | None = None) -> None:
 
 
 def leave(error: BaseException) -> int:
-    """End a command on an error: one message where it is the user's, or was raised in code of the
-    user's own.
+    """End a command on an error, with one message if it is the user's or comes from the user's own
+    code.
 
     Args:
-        error: that reached the command. With $FEDJAX_SSL_DEBUG set it is raised again. The message
-            of a KeyboardInterrupt says what the same command does now; only who was at work knows
-            what is kept.
+        error: error that reached the command. With $FEDJAX_SSL_DEBUG it is raised again. The
+            message of a KeyboardInterrupt says what the same command does next; the interrupted
+            code sets it.
 
     Returns:
-        The exit code: 2, what the error says of its own, or 130 after Ctrl-C.
+        The exit code: 2, the error's own, or 130 after Ctrl-C.
 
     Raises:
-        BaseException: `error`, where it is a fault of ours.
+        BaseException: `error`, if it is a fault of this package.
     """
     if isinstance(error, KeyboardInterrupt):
         return runs.leave(INTERRUPTED, "\n" + "; ".join(["stopped", *map(str, error.args)]))
@@ -120,13 +120,13 @@ def leave(error: BaseException) -> int:
 
 
 def message_of(error: BaseException) -> str | None:
-    """Say what a mistake in settings, files or the user's own code was, and where; None: it is a
-    fault of ours.
+    """Return the message for a mistake in settings, files or the user's own code, with its place;
+    None: a fault of this package.
     """
     if isinstance(error, OSError) and error.filename is not None and own_code.place(error) is None:
         return f"{error.filename} cannot be used: {error.strerror}"
     if isinstance(error, RuntimeError) and str(error).startswith("Unable to initialize backend"):
-        # JAX's own sentence for a driver or a device that is not there.
+        # JAX's own sentence for a missing driver or device.
         platforms = os.environ.get("JAX_PLATFORMS")
         said = f" (JAX_PLATFORMS={platforms})" if platforms else ""
         return f"JAX finds no device to compute on{said}: {str(error).splitlines()[0]}"
@@ -146,15 +146,15 @@ def print_note(text: str) -> None:
 def notes_instead_of_warnings(
     show_note: Callable[[str], None] = print_note, shown: Iterable[str] = ()
 ) -> Iterator[set[str]]:
-    """Show what our code warns about as one line each, once, without the source line that Python
+    """Show warnings of this package as one line each, once, without the source line that Python
     prints.
 
     Args:
-        show_note: what shows one; a worker tells it to the process that started it.
-        shown: notes that were shown before.
+        show_note: shows one note; a worker sends it to its parent process.
+        shown: notes that were already shown.
 
     Yields:
-        All that were shown so far.
+        All notes shown so far.
     """
     said = set(shown)
 

@@ -1,5 +1,5 @@
-"""Errors shown to the user as one line, and the words that they share. Nothing else is imported
-here.
+"""Errors shown to the user as one line, and shared words. This file imports nothing else of the
+package.
 """
 
 import contextlib
@@ -14,7 +14,7 @@ _PACKAGE = os.path.dirname(__file__) + os.sep
 
 
 class UserError(ValueError):
-    """A mistake of the user; the message says what was wrong and what to give instead."""
+    """A mistake of the user; the message says what was wrong and what to do."""
 
 
 class ConfigError(ValueError):
@@ -26,7 +26,7 @@ class ConfigNote(UserWarning):
 
 
 def note(text: str) -> None:
-    """Warn by a `ConfigNote`, which points to the line that called the package."""
+    """Warn with a `ConfigNote` that points to the line that called the package."""
     level = 1
     frame = sys._getframe()
     while frame.f_back and frame.f_code.co_filename.startswith(_PACKAGE):
@@ -37,12 +37,11 @@ def note(text: str) -> None:
 
 @contextlib.contextmanager
 def naming(section: str = "") -> Iterator[None]:
-    """Turn a ValueError of a room into a `ConfigError` that names the section of the config it
-    came from.
+    """Turn a ValueError of a room into a `ConfigError` that names the section of the config.
 
     Args:
-        section: for example "model", or an option of a command such as "--data"; empty where the
-            message names the field itself.
+        section: for example "model", or an option of a command such as "--data"; "" if the message
+            names the field itself.
     """
     try:
         yield
@@ -64,20 +63,20 @@ def check_known(kind: str, name: object, known: Collection[str]) -> None:
 
 
 def did_you_mean(name: object, known: Collection[str]) -> str:
-    """Name the nearest known name in a sentence with a space before it; nothing where none is near.
+    """Return a sentence with the nearest known name, with a space before it; "" if none is near.
 
     Example:
         >>> did_you_mean("fedavgg", ["xclp", "fedavg"])
         " Did you mean 'fedavg'?"
     """
-    # names behind one section have its letters in common
+    # Names of one section share its letters.
     cutoff = 0.66 if "." in str(name) else 0.5
     close = difflib.get_close_matches(str(name), list(map(str, known)), n=1, cutoff=cutoff)
     return f" Did you mean {close[0]!r}?" if close else ""
 
 
 def how_to_install(extra: str) -> str:
-    """Say how an extra of the package is installed, from the index and in a checkout.
+    """Return the command to install an extra of the package, from the index and in a checkout.
 
     Example:
         >>> how_to_install("table")
@@ -87,10 +86,10 @@ def how_to_install(extra: str) -> str:
 
 
 def counted(number: int, one: str, several: str | None = None) -> str:
-    """Say how many: "1 run", "1,200 runs", "2 processes".
+    """Return a number with its noun: "1 run", "1,200 runs", "2 processes".
 
     Args:
-        number: how many there are.
+        number: the number.
         one: the word for one.
         several: the word for any other number; by default with an "s".
     """

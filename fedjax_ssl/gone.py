@@ -1,4 +1,4 @@
-"""Settings that earlier versions had, and what to write now: the table of CHANGELOG.md as data."""
+"""Settings of earlier versions, and their replacements: the table of CHANGELOG.md as data."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
@@ -251,7 +251,7 @@ COMMANDS = {
 
 
 def gone(field: str, value: Any, method: str) -> Gone | None:
-    """Return the entry of a field that went, or of its value; None: it is still there.
+    """Return the entry of a removed field, or of its removed value; None: it still exists.
 
     Args:
         field: dotted name, as in a config.
@@ -261,7 +261,7 @@ def gone(field: str, value: Any, method: str) -> Gone | None:
     names = [field]
     if field.startswith("method."):
         setting = field.removeprefix("method.")
-        # a part of a composition has its name in front already
+        # A part of a composition already has its name in front.
         names = [f"{method}.{setting}", *[setting] * ("." in setting)]
     values = value if isinstance(value, (tuple, list)) else (value,)
     entries = (GONE.get(name) or GONE.get(f"{name}={one}") for name in names for one in values)
@@ -269,14 +269,14 @@ def gone(field: str, value: Any, method: str) -> Gone | None:
 
 
 def sentence(field: str, value: Any, method: str) -> str:
-    """Return the message for a setting that went; empty: it is still there."""
+    """Return the message for a removed setting; "": it still exists."""
     found = gone(field, value, method)
     return f"config.{field}={value} is gone: {found.now}" if found else ""
 
 
 def words_of(name: str) -> str:
-    """Return a sentence for each setting of this name that went, whatever its section, with a
-    blank in front; may be empty.
+    """Return a sentence for each removed setting of this name, in any section, with a space before
+    it; may be "".
     """
     fields = dict[str, str]()
     for field, entry in GONE.items():
@@ -286,9 +286,7 @@ def words_of(name: str) -> str:
 
 
 def without_gone(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a stored config without the fields that went and whose value asks for what holds
-    now.
-    """
+    """Return a stored config without removed fields whose value means the behaviour now."""
     method = config.get("method")
     name = str(method.get("name", "")) if isinstance(method, Mapping) else ""
     return dict(_without_gone(config, name, ""))

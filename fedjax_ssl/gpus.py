@@ -10,13 +10,14 @@ from typing import NamedTuple
 
 from fedjax_ssl.errors import ConfigError, counted, note
 
-# Bytes below which no process is worth starting: CUDA and its libraries take about half of it.
+# With fewer bytes, no process is worth starting: CUDA and its libraries take about half of it.
 LEAST = 2**30
-# Share of a GPU's memory that JAX takes by itself, and of what is free that processes take here.
+# Share of a GPU's memory that JAX takes by default, and share of the free memory for processes
+# here.
 _OF_ALL = 0.75
 _OF_FREE = 0.9
 _SHARE = "XLA_CLIENT_MEM_FRACTION"
-# Variables by which a user says how much of the memory a process takes.
+# Variables by which a user sets the memory of a process.
 _MEMORY = (
     _SHARE,
     "XLA_PYTHON_CLIENT_MEM_FRACTION",
@@ -29,19 +30,19 @@ _LIST = ("nvidia-smi", "--query-gpu=uuid,name,memory.total,memory.free")
 class Gpu(NamedTuple):
     """A GPU that JAX can compute on."""
 
-    id: str  # as $CUDA_VISIBLE_DEVICES takes it
+    id: str  # name in $CUDA_VISIBLE_DEVICES
     name: str
     total: int  # bytes of its memory
-    free: int  # bytes that no process has taken
+    free: int  # bytes not taken by any process
 
 
 @functools.cache
 def found() -> tuple[Gpu, ...]:
-    """List the GPUs that this process may use. JAX is not asked: it would take their memory.
+    """List the GPUs that this process may use, without JAX, which would take their memory.
 
     Returns:
-        None of them where JAX is told to use something else, has no part for CUDA, or the driver
-        does not list them.
+        Empty if JAX is configured for something else or lacks CUDA support, or if the driver does
+        not list GPUs.
     """
     asked = os.environ.get("JAX_PLATFORMS", "").split(",")[0]
     plugins = [one.name for one in importlib.metadata.entry_points(group="jax_plugins")]
@@ -63,12 +64,12 @@ def found() -> tuple[Gpu, ...]:
 
 
 def environment(gpus: Sequence[Gpu], place: int, processes: int) -> dict[str, str]:
-    """Give the variables that bind a process to a GPU, with its part of the memory.
+    """Return the environment variables that bind a process to a GPU, with its part of the memory.
 
     Args:
-        gpus: of the machine.
+        gpus: GPUs of the machine.
         place: number of the process, from 0.
-        processes: at a time; they are dealt to the GPUs in turn.
+        processes: number of processes at a time; they are dealt to the GPUs in turn.
 
     Returns:
         Variables of its environment; none without GPUs.
@@ -80,12 +81,11 @@ def environment(gpus: Sequence[Gpu], place: int, processes: int) -> dict[str, st
 
 
 def check(gpus: Sequence[Gpu], processes: int) -> None:
-    """Refuse more processes than the memory that is free can hold; say where other processes fill
-    a GPU.
+    """Refuse more processes than fit into the free memory; note if other processes fill a GPU.
 
     Args:
-        gpus: of the machine.
-        processes: at a time.
+        gpus: GPUs of the machine.
+        processes: number of processes at a time.
 
     Raises:
         ConfigError: a process would have less than `LEAST`.
@@ -110,7 +110,7 @@ def check(gpus: Sequence[Gpu], processes: int) -> None:
 
 
 def take_what_is_free() -> None:
-    """Have JAX, which has not computed yet, take no more than is free of the GPU that it will use.
+    """Make JAX, before it computes, take no more than the free memory of its GPU.
 
     Raises:
         ConfigError: almost nothing is free.
@@ -126,8 +126,8 @@ def _sharers(place: int, gpus: int, processes: int) -> int:
 
 
 def _memory(gpu: Gpu, sharers: int) -> dict[str, str]:
-    """Give the variable for a process's share of a GPU; none where JAX's own choice, or the
-    user's, will do.
+    """Return the variable for a process's share of a GPU; empty if JAX's own choice, or the user's,
+    is enough.
     """
     share = _OF_FREE * gpu.free / gpu.total / sharers
     own_choice = sharers == 1 and gpu.free >= _OF_ALL * gpu.total

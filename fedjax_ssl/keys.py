@@ -1,6 +1,4 @@
-"""Named random streams: independent keys that do not depend on the order in which they are asked
-for.
-"""
+"""Named random streams: independent keys that do not depend on the order of their use."""
 
 import zlib
 
@@ -13,12 +11,11 @@ PRNGKey = Key[Array, ""]  # a typed key, alone
 def named_key(key: PRNGKey, name: str) -> PRNGKey:
     """Derive the stream `name` from `key`.
 
-    A chain of splits changes every later draw when one draw is added in front; folding in a name
-    does not.
+    With a chain of splits, an added draw changes all later draws; folding in a name does not.
 
     Args:
         key: a typed PRNG key, scalar.
-        name: what the stream is for, for example "cohort".
+        name: purpose of the stream, for example "cohort".
 
     Returns:
         A typed PRNG key, scalar.

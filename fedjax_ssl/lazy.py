@@ -1,6 +1,4 @@
-"""Rooms that load a name when it is first used, so that a recipe imports what it needs and no
-more.
-"""
+"""Packages that import a name on first use, so that a recipe imports only what it needs."""
 
 import ast
 import importlib.util
@@ -13,8 +11,7 @@ from typing import Any
 
 
 def attach(package: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """Offer the names that a package imports `if TYPE_CHECKING`, each imported when it is first
-    used.
+    """Offer the names that a package imports `if TYPE_CHECKING`, each imported on first use.
 
     At the end of the package's `__init__.py`:
 
@@ -23,8 +20,8 @@ def attach(package: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]]
 
         __getattr__, __dir__ = attach(__name__)
 
-    Readers and type checkers see plain imports. A name is offered even where a module of the
-    package has the same one; the rooms inside are offered too, as documentation names them:
+    Readers and type checkers see plain imports. A name is offered even if a module of the package
+    has the same name. The rooms of the package are offered too, as in documentation:
     `fedjax_ssl.data`.
 
     Args:

@@ -13,7 +13,7 @@ def main(arguments: list[str]) -> int:
     """Run one experiment.
 
     Args:
-        arguments: with the program in front.
+        arguments: arguments, with the program's name first.
 
     Returns:
         As `fedjax_ssl.cli.main`.

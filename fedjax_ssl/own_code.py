@@ -1,4 +1,4 @@
-"""Code of a user's own: brought in by name or from a file, and blamed for what it raises."""
+"""A user's own code: imported by name or from a file, and named in errors that it raises."""
 
 import difflib
 import hashlib
@@ -16,14 +16,16 @@ from typing import Any
 from fedjax_ssl.errors import UserError, did_you_mean
 
 _PACKAGE = str(Path(__file__).resolve().parent)
-# Where other people's code is; what is called from here and lies elsewhere is the user's.
+# Folders of installed code; code outside of them that this package calls is the user's.
 _PYTHON = tuple({sysconfig.get_path(kind) for kind in ("stdlib", "platstdlib")})
 _INSTALLED = {"site-packages", "dist-packages"}
-_READ: dict[str, tuple[Any, str]] = {}  # by file: the import that its text is of, and the text
+_READ: dict[str, tuple[Any, str]] = {}  # by file: its import, and the text at that time
 
 
 def make_importable(folder: Path) -> None:
-    """Make the modules of a folder importable; what is importable already goes first."""
+    """Make the modules of a folder importable; modules that are already importable have
+    priority.
+    """
     name = str(folder.resolve())
     if name not in sys.path:
         sys.path.append(name)
@@ -32,20 +34,20 @@ def make_importable(folder: Path) -> None:
 def check_arguments(
     says: str, function: Callable[..., Any], arguments: Sequence[str], takes: str = ""
 ) -> None:
-    """Refuse a function of a user's own that cannot be called with these arguments.
+    """Refuse a user's own function that cannot be called with these arguments.
 
     Args:
-        says: what it is, for the message.
+        says: its role, for the message.
         function: any function.
-        arguments: what it is called with, by position.
-        takes: the same in words; their names by default.
+        arguments: positional arguments of the call.
+        takes: the arguments in words; by default their names.
 
     Raises:
-        UserError: it takes others; says which, and where it is.
+        UserError: it takes other arguments; the message has these, and its place.
     """
     try:
         signature = inspect.signature(function)
-    except ValueError:  # a builtin that does not say
+    except ValueError:  # a builtin without a signature
         return
     try:
         signature.bind(*arguments)
@@ -58,16 +60,16 @@ def check_arguments(
 
 
 def import_named(kind: str, name: str) -> Any:
-    """Import the object that "module:attribute" names.
+    """Import the object named by "module:attribute".
 
     Args:
         kind: kind of thing, for messages.
         name: as in a config.
 
     Raises:
-        ValueError: there is no such module, or nothing of that name in it; says where was looked
-            and what is near. Or it is nothing that can be called. An error in the module's own code
-            is raised as it is.
+        ValueError: there is no such module or attribute (the message has the searched places and
+            near names), or it cannot be called. An error in the module's own code is raised
+            unchanged.
     """
     module, _, attribute = name.partition(":")
     if not module or not attribute or module.startswith("."):
@@ -76,7 +78,7 @@ def import_named(kind: str, name: str) -> Any:
         found = importlib.import_module(module)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{module}.".startswith(f"{error.name}."):
-            raise  # something that the module needs
+            raise  # an import inside the module failed
         raise ValueError(
             f"{kind} {name!r} is not there: no module named {error.name!r}. A module is looked "
             "for in the folder of the config file, in the folder where the command is started, "
@@ -99,7 +101,7 @@ def import_named(kind: str, name: str) -> Any:
 
 
 def blame(error: BaseException) -> str | None:
-    """Return an error that a user's own code raised, in one message; None where no such code was
+    """Return one message about an error that a user's own code raised; None if no such code was
     running.
 
     Returns:
@@ -114,8 +116,8 @@ def blame(error: BaseException) -> str | None:
 
 
 def said(error: BaseException) -> str:
-    """Give an error's message in one line; of ml_collections about a name, what was meant in
-    place of all there is.
+    """Return an error's message in one line; for an unknown name of ml_collections, the nearest
+    name in place of all.
     """
     while error.args and isinstance(error.args[0], Exception):
         error = error.args[0]
@@ -123,7 +125,7 @@ def said(error: BaseException) -> str:
     text = " ".join(str(error.args[0] if theirs else error).strip().split("\n\n")[0].split())
     if unknown := re.match(r'Key "(.*?)" does not exist and cannot be added', text):
         others = re.findall(r"'(\w+)': ", text)
-        from fedjax_ssl.gone import words_of  # a recipe does not need it
+        from fedjax_ssl.gone import words_of  # imported here, because a recipe does not need it
 
         told = f"there is no field {unknown[1]!r}.{did_you_mean(unknown[1], others)}"
         return told + words_of(unknown[1])
@@ -131,7 +133,7 @@ def said(error: BaseException) -> str:
 
 
 def place(error: BaseException) -> str | None:
-    """Find where a user's own code raised an error, with its traceback; None: nowhere."""
+    """Find the place where a user's own code raised an error, from its traceback; None: nowhere."""
     if isinstance(error, SyntaxError) and error.filename and _is_own(error.filename):
         return f"{_shown(error.filename)}, line {error.lineno}"
     found = None
@@ -139,7 +141,7 @@ def place(error: BaseException) -> str | None:
     for frame, line in traceback.walk_tb(error.__traceback__):
         file = frame.f_code.co_filename
         called = called or file.startswith(_PACKAGE)
-        if called and _is_own(file):  # and not code that called ours
+        if called and _is_own(file):  # not code that called this package
             found = (file, line, frame.f_code.co_name)
     if found is None:
         return None
@@ -150,7 +152,7 @@ def place(error: BaseException) -> str | None:
 
 
 def where(function: Any) -> str:
-    """Say in which file and line a function or class begins, or the class of an object."""
+    """Return file and line of a function or class, or of the class of an object."""
     try:
         return f"{_shown(inspect.getfile(function))}, line {inspect.getsourcelines(function)[1]}"
     except (OSError, TypeError):
@@ -158,10 +160,10 @@ def where(function: Any) -> str:
 
 
 def check_returned(what: str, function: Any, made: Any, shape: tuple[int, ...], kind: type) -> None:
-    """Raise ValueError where a function of a user's own did not return an array of this shape
-    and kind of numbers.
+    """Raise ValueError if a user's own function did not return an array of this shape and kind of
+    numbers.
     """
-    import numpy as np  # not for `fedjax-ssl --help`
+    import numpy as np  # imported here, because `fedjax-ssl --help` does not need it
 
     found = getattr(made, "shape", None)
     dtype = getattr(made, "dtype", None)
@@ -173,8 +175,8 @@ def check_returned(what: str, function: Any, made: Any, shape: tuple[int, ...], 
 
 
 def number_from(what: str, function: Any, *arguments: Any) -> float:
-    """Call a function of a user's own; raises ValueError where it fails, or returns anything
-    but one number.
+    """Call a user's own function; raise ValueError if it fails or returns anything but one
+    number.
     """
     import numpy as np
 
@@ -195,7 +197,7 @@ def sources(names: Iterable[str]) -> dict[str, tuple[Path, str]]:
     modules that lie in the folders where the objects are defined, or below.
 
     Args:
-        names: "module:attribute", imported. Nothing of installed packages is found.
+        names: "module:attribute", imported. Installed packages are left out.
     """
     files = {name: getattr(module, "__file__", None) for name, module in [*sys.modules.items()]}
     own = {name: Path(file) for name, file in files.items() if file and _is_own(file)}
@@ -216,9 +218,7 @@ def digests(names: Iterable[str]) -> dict[str, str]:
 
 
 def _text(module: str, path: Path) -> str:
-    """Read the file of an imported module, once per import: an edit that is not imported does not
-    count.
-    """
+    """Read the file of an imported module, once per import, so that a later edit does not count."""
     spec, text = _READ.get(str(path), (None, None))
     if text is None or spec is not sys.modules[module].__spec__:
         text = path.read_text(encoding="utf-8")
@@ -231,6 +231,6 @@ def _is_own(file: str) -> bool:
 
 
 def _shown(file: str) -> str:
-    """Return a path from the current folder on where it lies in it."""
+    """Return a path relative to the current folder if it is inside."""
     path = Path(file)
     return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else file

@@ -1,4 +1,4 @@
-"""Pictures by matplotlib, which are drawn in memory whatever MPLBACKEND says."""
+"""Pictures by matplotlib, always drawn in memory, independent of MPLBACKEND."""
 
 import importlib
 import os
@@ -6,8 +6,8 @@ import sys
 
 
 def use_matplotlib() -> None:
-    """Import matplotlib. It refuses to be where MPLBACKEND names a backend that it does not know,
-    such as one of an older version.
+    """Import matplotlib, even if MPLBACKEND names an unknown backend, such as one of an older
+    version.
     """
     try:
         importlib.import_module("matplotlib")
@@ -16,6 +16,6 @@ def use_matplotlib() -> None:
         if asked is None:
             raise
         for name in [name for name in sys.modules if name.partition(".")[0] == "matplotlib"]:
-            del sys.modules[name]  # half imported
+            del sys.modules[name]  # only half imported
         importlib.import_module("matplotlib")
         os.environ["MPLBACKEND"] = asked

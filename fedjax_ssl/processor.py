@@ -8,17 +8,15 @@ from pathlib import Path
 
 from fedjax_ssl.errors import ConfigError
 
-# More devices than this are not made of a processor.
+# Most devices that a processor is split into.
 MOST_DEVICES = 64
-# Platforms of JAX, and the extra of JAX's that brings them.
+# JAX's platforms, and the extra of JAX that installs them.
 INSTALL = {"cuda": "cuda12", "gpu": "cuda12", "rocm": "rocm", "tpu": "tpu"}
 _ONE_THREAD = "xla_cpu_multi_thread_eigen=false"
 
 
 def cores() -> int:
-    """Count the processor cores that this process may use; a container's share of them is
-    rounded up.
-    """
+    """Count the processor cores that this process may use; a container's share is rounded up."""
     here = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     share = Path("/sys/fs/cgroup/cpu.max")
     quota, _, period = (
@@ -32,11 +30,11 @@ def cores() -> int:
 
 
 def allowed() -> tuple[int, str]:
-    """Give the threads that the environment allows, and the variable that says so; one per core and
-    "" by default.
+    """Return the threads that the environment allows, with the variable that says so; by default
+    one per core, and "".
 
-    $NPROC is the size of XLA's pool of threads. XLA does not read $OMP_NUM_THREADS, but whoever
-    sets it means this.
+    $NPROC is the size of XLA's thread pool. XLA does not read $OMP_NUM_THREADS, but a user who sets
+    it means this.
     """
     for name in ("NPROC", "OMP_NUM_THREADS"):
         count = os.environ.get(name, "")
@@ -46,13 +44,13 @@ def allowed() -> tuple[int, str]:
 
 
 def threads() -> int:
-    """Count the cores that XLA's pool of threads can keep busy."""
+    """Count the cores that XLA's thread pool can keep busy."""
     return min(cores(), allowed()[0])
 
 
 def check_platform() -> None:
-    """Raise ConfigError where $JAX_PLATFORMS names an accelerator whose part of JAX is not
-    installed. JAX is not imported.
+    """Raise ConfigError if $JAX_PLATFORMS names an accelerator for which JAX is not installed. JAX
+    is not imported.
     """
     asked = os.environ.get("JAX_PLATFORMS", "").split(",")
     if asked[0] not in INSTALL:
@@ -75,14 +73,14 @@ GIVEN = allowed()  # before `start` sets $NPROC itself
 
 
 def start(threads: int | None = None, devices: int | None = None) -> None:
-    """Make a device of each core, with a thread each; without effect where JAX has computed before.
+    """Make a device of each core, with one thread each; without effect if JAX has computed before.
 
-    A program on one device of several uses the threads of all. Without arguments, a number of
-    devices that JAX has been told stays.
+    A program on one of several devices uses the threads of all. Without arguments, a number of
+    devices that was already configured in JAX stays.
 
     Args:
         threads: threads of all devices together; None: as many as `allowed`.
-        devices: how many in place of one for each core or thread, at most `MOST_DEVICES`.
+        devices: number of devices, at most `MOST_DEVICES`; None: one for each core or thread.
     """
     jax = sys.modules.get("jax")  # may not be imported yet
     told = (
@@ -98,7 +96,7 @@ def start(threads: int | None = None, devices: int | None = None) -> None:
             jax.config.update(
                 "jax_num_cpu_devices", jax.config.jax_num_cpu_devices if forced else devices
             )
-        except RuntimeError:  # JAX has computed
+        except RuntimeError:  # JAX has already computed
             return
     elif not forced:
         os.environ["JAX_NUM_CPU_DEVICES"] = str(devices)
@@ -107,9 +105,7 @@ def start(threads: int | None = None, devices: int | None = None) -> None:
 
 
 def memory() -> int | None:
-    """Count the bytes of the machine's memory that this process may use; None where the system
-    does not tell.
-    """
+    """Count the bytes of memory that this process may use; None if the system does not say."""
     limits = []
     if hasattr(os, "sysconf") and "SC_PHYS_PAGES" in os.sysconf_names:
         limits.append(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))

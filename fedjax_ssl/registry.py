@@ -1,4 +1,4 @@
-"""Registries map the names in a config to builders, and read the options of a choice from its
+"""Registries, which map names in a config to builders, and read the options of a choice from its
 builder's parameters.
 """
 
@@ -17,26 +17,27 @@ from fedjax_ssl.checks import Declaration, In, Whole, declared, takes_none
 from fedjax_ssl.errors import check_known, did_you_mean
 
 Built = TypeVar("Built")
-Builder = Callable[..., Any] | str  # or "module:function", imported when it is asked for
-_CONTRIBUTED = "fedjax_ssl.contrib"  # the one place of the core that names this folder
+Builder = Callable[..., Any] | str  # a string is "module:function", imported on use
+_CONTRIBUTED = "fedjax_ssl.contrib"  # the only place of the core that names this folder
 _SECURE = "fedjax_ssl.secure"  # and this one
 _REQUIRED = inspect.Parameter.empty
-_ANY = inspect.Parameter.VAR_KEYWORD  # a builder with one checks what it is given itself
+_ANY = inspect.Parameter.VAR_KEYWORD  # a builder with `**options` checks them itself
 _ANY_NUMBER = {int: Whole(-(2**31) + 1), float: In("(-inf, inf)")}
 
 
 class Consequence(NamedTuple):
-    """Consequence of another value of a setting."""
+    """Consequence of changing a setting."""
 
-    program: bool  # its run is another compiled program
-    goes_on: Literal["always", "never", "longer", "moved"]  # when a stored run goes on with it
-    alike: bool  # its run is the same experiment, whose numbers a report puts together
+    program: bool  # the run needs another compiled program
+    goes_on: Literal["always", "never", "longer", "moved"]
+    # ^ whether a stored run can go on with the new value
+    alike: bool  # the run is still the same experiment, and a report pools its numbers
 
 
-# by the word that every setting is declared with
+# By the word in every setting's declaration.
 CHANGES = {
     "code": Consequence(program=True, goes_on="never", alike=False),
-    # only arrays, or what is chosen between compiled blocks
+    # only arrays, or decisions between compiled blocks
     "result": Consequence(program=False, goes_on="never", alike=False),
     "length": Consequence(program=True, goes_on="longer", alike=False),
     "place": Consequence(program=True, goes_on="moved", alike=False),  # place of the data
@@ -53,27 +54,28 @@ class Changes(NamedTuple):
 
 
 class UsedWith(NamedTuple):
-    """In the annotation of a parameter: what it does nothing without, as in `Option.needs`, by
-    names of parameters beside it.
+    """In the annotation of a parameter: settings without which it has no effect, as in
+    `Option.needs`, by names of other parameters.
     """
 
     condition: str
 
 
 class Option(NamedTuple):
-    """A setting of a choice beside its name."""
+    """A setting of a choice besides its name."""
 
-    type: type  # as a config stores it
-    default: Any  # `inspect.Parameter.empty`: it has to be given
-    optional: bool = False  # whether None is a value of it
-    allowed: Declaration | None = None  # any value of the type by default
+    type: type  # type in a config
+    default: Any  # `inspect.Parameter.empty`: required
+    optional: bool = False  # whether None is allowed
+    allowed: Declaration | None = None  # allowed values; None: any value of the type
     traceable: bool = False
-    # ^ whether it may be an array, so that another value needs no other program
-    meaning: str = ""  # for help; `Registry.meanings` reads those of a builder's options
-    changes: str = ""  # word of `CHANGES`; "": that of the section of the choice
-    fitted: bool = False  # whether a value of it is good for one choice of its section alone
+    # ^ whether it may be a traced array, so that another value needs no other program
+    meaning: str = ""  # text for help; `Registry.meanings` reads it for a builder's options
+    changes: str = ""  # word of `CHANGES`; "": that of the section
+    fitted: bool = False  # whether its value only suits one choice of its section
     needs: str = ""
-    # ^ what it does nothing without: "FIELD", "FIELD=A|B", "FIELD!=A", with " or " between
+    # ^ settings without which it has no effect: "FIELD", "FIELD=A|B", "FIELD!=A", with " or "
+    # between
 
 
 class Registry(Generic[Built]):
@@ -110,18 +112,16 @@ class Registry(Generic[Built]):
         """Make the table.
 
         Args:
-            kind: in words, for messages.
-            builders: by name; with a line about the choice, where the beginning of its docstring is
-                none.
+            kind: kind of the choices in words, for messages.
+            builders: builders by name; with a line about the choice if its docstring has none.
             leading: number of parameters at the front that come from the package and are no
                 options.
             given: names of further parameters that come from the package, by those builders that
                 have them.
             common: options of every choice that are not its builder's, and their types.
             makes: type of what a builder returns, or "module:type", imported when one is built.
-            called_with: of a function that a builder returns, the arguments that the package calls
-                it with.
-            left_out: names that somebody may look for in vain, and why.
+            called_with: arguments with which the package calls a function that a builder returns.
+            left_out: names that users may look for, and why they are missing.
         """
         self._left_out = left_out or {}
         self.kind = kind
@@ -131,13 +131,13 @@ class Registry(Generic[Built]):
         self._leading = leading
         self._given = given
         self._builders: dict[str, Builder] = {}
-        self._lines: dict[str, str] = {}  # without those that begin a docstring
-        self._options: dict[str, dict[str, Option]] = {}  # read before
+        self._lines: dict[str, str] = {}  # lines that are not from a docstring
+        self._options: dict[str, dict[str, Option]] = {}  # options read so far
         for name, one in builders.items():
             self.register(name, *(one if isinstance(one, tuple) else (one,)))
 
     def register(self, name: str, builder: Builder, line: str = "") -> None:
-        """Add a builder, or replaces the one of this name.
+        """Add a builder, or replace the one with this name.
 
         Args:
             name: as in a config.
@@ -157,20 +157,21 @@ class Registry(Generic[Built]):
         return iter(self._builders)
 
     def available(self) -> dict[str, str]:
-        """Return the names, with a line about each."""
+        """Return the names, with one line about each."""
         return {name: line or _first_words(self._known(name)) for name, line in self._lines.items()}
 
     def builder(self, name: str) -> Callable[..., Built]:
         """Find the builder of a name.
 
         Raises:
-            ValueError: nobody knows the name, or the user's own cannot be imported.
+            ValueError: the name is unknown, or the user's own cannot be imported.
         """
         stem, colon, argument = str(name).partition(":")
         if colon and self._takes_argument(stem):
             return partial(self._known(stem), argument)
         if colon:
-            from fedjax_ssl.own_code import import_named  # only for code of the user's own
+            # imported here, because only user code needs it
+            from fedjax_ssl.own_code import import_named
 
             return import_named(self.kind, name)
         if name in self._left_out:
@@ -183,8 +184,8 @@ class Registry(Generic[Built]):
         return typing.cast(Callable[..., Built], builder)
 
     def _takes_argument(self, name: str) -> bool:
-        """Tell whether "NAME:VALUE" is the choice NAME with its first option, such as "tfds:mnist",
-        and not the user's own code.
+        """Return whether "NAME:VALUE" is the choice NAME with its first option, such as
+        "tfds:mnist", and not user code.
         """
         if self._leading or name not in self._builders:
             return False
@@ -201,14 +202,14 @@ class Registry(Generic[Built]):
         Raises:
             ValueError: as `builder`.
         """
-        if name not in self._builders:  # the user's own may be another one tomorrow, in a notebook
+        if name not in self._builders:  # user code may change, in a notebook
             return self._read_options(name)
         if name not in self._options:
             self._options[name] = self._read_options(name)
         return dict(self._options[name])
 
     def options_in(self, section: Mapping[str, Any]) -> dict[str, Option]:
-        """Return the options of what a section of a config names; those of a part of it are
+        """Return the options of the choice in a section of a config; options of a part are
         "PART.OPTION".
 
         Raises:
@@ -242,7 +243,7 @@ class Registry(Generic[Built]):
         Raises:
             ValueError: as `builder`.
         """
-        import docstring_parser  # only where help is asked for
+        import docstring_parser  # only needed for help
 
         builder: Any = self.builder(name)
         builder = builder.func if isinstance(builder, partial) else builder
@@ -261,11 +262,13 @@ class Registry(Generic[Built]):
         return {option: found.get(option, "") for option in self.options(name)}
 
     def meanings_in(self, section: Mapping[str, Any]) -> dict[str, str]:
-        """Explain the options of what a section of a config names, as `options_in` has them."""
+        """Explain the options of the choice in a section of a config, as `options_in` lists
+        them.
+        """
         return self.meanings(section["name"])
 
     def fields(self) -> dict[str, Option]:
-        """Return the options of all choices, as a section of a config has them: None stands for
+        """Return the options of all choices as fields of a config section, where None stands for
         the choice's own default.
         """
         fields = {option: Option(kind, None, True) for option, kind in self.common.items()}
@@ -275,14 +278,12 @@ class Registry(Generic[Built]):
         return fields
 
     def takes(self, name: str, parameter: str) -> bool:
-        """Return whether a choice's builder has a parameter, which may be one that the package
-        gives.
-        """
+        """Return whether a choice's builder has a parameter, which the package may provide."""
         return parameter in {one.name for one in self._parameters(self.builder(name))}
 
     def check(self, name: str, options: Collection[str]) -> None:
-        """Raise ValueError for an unknown name, an option that the choice does not take, or a
-        missing one.
+        """Raise ValueError for an unknown name, an option that the choice lacks, or a missing
+        one.
         """
         known = self.options(name)
         checks_itself = any(one.kind is _ANY for one in self._parameters(self.builder(name)))
@@ -302,7 +303,7 @@ class Registry(Generic[Built]):
 
         Args:
             name: one of `available()`, or "module:function".
-            *leading: what the package puts in front.
+            *leading: leading arguments from the package.
             **options: options of the choice, and arguments that the package gives by name to
                 builders that have them.
 
@@ -332,7 +333,7 @@ class Registry(Generic[Built]):
         except TypeError as error:
             if error.__traceback__ is None or error.__traceback__.tb_next is not None:
                 raise
-            # The call itself: something named that takes no such arguments.
+            # The call itself failed: the function does not take such arguments.
             raise ValueError(f"could not build {self.kind} {name!r}: {error}") from error
         makes = _found(self._makes)
         wanted = makes.__name__.replace("Callable", "function")
@@ -360,7 +361,7 @@ class Registry(Generic[Built]):
 def contributed(kind: str) -> dict[str, str]:
     """Return the contributed choices of one kind: name -> "module:function".
 
-    It is empty without the folder `contrib`, and does not have what a missing file defines.
+    It is empty without the folder `contrib`, and lacks choices of missing files.
     """
     spec = importlib.util.find_spec(_CONTRIBUTED)
     if spec is None or spec.origin is None:
@@ -382,10 +383,10 @@ def secure_protocols(level: str, num_bits: int, hamming: str, **settings: Any) -
         level: "ideal", "accounted" or "real", see `fedjax_ssl.secure.levels`.
         num_bits: L.
         hamming: protocol of the distances.
-        **settings: of `fedjax_ssl.secure.Protocols`.
+        **settings: settings of `fedjax_ssl.secure.Protocols`.
 
     Raises:
-        ValueError: the folder `secure` is not there.
+        ValueError: the folder `secure` is missing.
     """
     if importlib.util.find_spec(_SECURE) is None:
         raise ValueError(f"protocol is {level!r}, which needs the folder {_SECURE}; use none")
@@ -393,7 +394,7 @@ def secure_protocols(level: str, num_bits: int, hamming: str, **settings: Any) -
 
 
 def _found(one: Any) -> Any:
-    """Import what "module:name" stands for; all else is what it is."""
+    """Import "module:name"; return anything else unchanged."""
     if not isinstance(one, str):
         return one
     module, _, attribute = one.partition(":")
@@ -401,14 +402,12 @@ def _found(one: Any) -> Any:
 
 
 def takes_array(parameter: inspect.Parameter) -> bool:
-    """Return whether a parameter is annotated as one that takes an array too, as `float |
-    Array` is.
-    """
-    # not at the top: it brings jax, which `fedjax-ssl --help` does not need
+    """Return whether the annotation of a parameter allows an array too, such as `float | Array`."""
+    # imported here: it needs jax, which `fedjax-ssl --help` does not
     from jaxtyping import Array
 
     parts = typing.get_args(_plain(parameter.annotation))
-    return Array in parts and bool not in parts  # `ArrayLike` is also what decides code
+    return Array in parts and bool not in parts  # `ArrayLike` may also decide code
 
 
 def _plain(annotation: Any) -> Any:
@@ -422,7 +421,7 @@ def _first_words(builder: Callable[..., Any]) -> str:
 
 
 def option_of(parameter: inspect.Parameter) -> Option:
-    """Read the option that a parameter is."""
+    """Read the option declared by a parameter."""
     kind = _stored(parameter)
     allowed = declared(parameter.annotation) or _ANY_NUMBER.get(kind)
     marks = getattr(parameter.annotation, "__metadata__", ())
@@ -440,8 +439,8 @@ def option_of(parameter: inspect.Parameter) -> Option:
 
 
 def _stored(parameter: inspect.Parameter) -> type:
-    """Return the type of a config's field for a parameter: `float | Array | None` is stored as
-    float, and of several types of numbers, as in `jax.typing.ArrayLike`, that of the default.
+    """Return the type in a config for a parameter: `float | Array | None` is stored as float; among
+    several types of numbers, as in `jax.typing.ArrayLike`, the default's type counts.
     """
     annotation = _plain(parameter.annotation)
     if annotation is parameter.empty and parameter.default is not parameter.empty:

@@ -1,4 +1,4 @@
-"""The configs that the package brings. Nothing is imported here: lists of names are quick."""
+"""The configs inside the package. This file imports nothing, so that lists of names are fast."""
 
 from pathlib import Path
 
@@ -6,8 +6,8 @@ _PACKAGE = Path(__file__).resolve().parent
 
 
 def docs() -> Path:
-    """Return the folder of the pages that texts name as docs/NAME.md: inside an installed package,
-    or in a checkout.
+    """Return the folder of the pages that texts call docs/NAME.md: inside an installed package, or
+    in a checkout.
     """
     inside = _PACKAGE / "docs"
     return inside if inside.is_dir() else _PACKAGE.parent / "docs"

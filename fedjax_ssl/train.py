@@ -1,5 +1,5 @@
-"""Training without a run folder: a whole experiment as one function, `make_train(config) ->
-train(key)`, `over_seeds` for many of them, and `train` on arrays, without a config.
+"""Training without a run folder: a whole experiment as a function, `make_train(config) ->
+train(key)`; `over_seeds` for many of them; and `train` on arrays, without a config.
 """
 
 import contextlib
@@ -45,10 +45,10 @@ PyTree = Any
 
 
 class Train:
-    """The function that `make_train` returns: (key, numbers, federation) -> (state, metrics)."""
+    """The function returned by `make_train`: (key, numbers, federation) -> (state, metrics)."""
 
     def __init__(self, experiment: Experiment):
-        """Keep what is the same for all keys.
+        """Prepare values that are the same for all keys.
 
         Args:
             experiment: config and dataset.
@@ -62,13 +62,15 @@ class Train:
         return drawing_of(self.experiment)
 
     def draw(self, key: Key[Array, ""]) -> FederatedData:
-        """Draw the federation of a key, which is not traced; all of them share their examples."""
+        """Draw the federation of a key, which must not be traced; all federations share their
+        examples.
+        """
         if is_traced(key):
             raise ConfigError(
                 "the key is traced by jit or vmap, and a federation is drawn by a known key; draw "
                 "it before: jax.jit(train)(key, numbers, train.draw(key))"
             )
-        with jax.ensure_compile_time_eval():  # somebody's jit may be around a fixed key
+        with jax.ensure_compile_time_eval():  # a fixed key may be inside a user's jit
             found = federate(self.experiment, key, self._inputs, self._drawing)
         self._inputs = found.inputs
         return found
@@ -156,11 +158,11 @@ class Train:
 
 
 def _private(built: Built, numbers: Mapping[str, Array]) -> tuple[int, dict[str, list[float]]]:
-    """Return the rounds within the budget of privacy, and epsilon after every evaluation.
+    """Return the rounds within the privacy budget, and epsilon after every evaluation.
 
     Args:
-        built: what is trained.
-        numbers: settings that were replaced.
+        built: parts of the run.
+        numbers: replaced settings.
     """
     config = built.experiment.config
     privacy = privacy_of_run(built)
@@ -177,8 +179,8 @@ def _private(built: Built, numbers: Mapping[str, Array]) -> tuple[int, dict[str,
 
 
 def _awaited(results: PyTree) -> PyTree:
-    """Wait for what several devices of a CPU compute: in jax 0.10 they hang if more than 32
-    programs are in line.
+    """Wait for the results of several CPU devices: jax 0.10 hangs if more than 32 programs are
+    queued.
     """
     leaf = jax.tree.leaves(results)[0]
     return (
@@ -189,28 +191,28 @@ def _awaited(results: PyTree) -> PyTree:
 
 
 def is_traced(*values: PyTree) -> bool:
-    """Tell whether values are traced by jit, vmap or the like."""
+    """Return whether values are traced by jit, vmap or similar."""
     return any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(values))
 
 
 def make_train(config: ml_collections.ConfigDict) -> Train:
-    """Make a whole experiment one function of a key.
+    """Turn a whole experiment into a function of a key.
 
-    `train(key)` draws the partition, the labels kept, the initial network and everything else from
-    `key`, runs all rounds and evaluates every `config.eval_every` rounds. `train(key,
-    {"optimizer.learning_rate": rate})` replaces settings that enter as numbers, and `train(key,
-    numbers, train.draw(key))` takes a federation that is drawn already: so all three can be traced
-    by `jax.jit` and `jax.vmap`. `over_seeds(train)(keys)` is a seed sweep in one program.
+    `train(key)` draws the partition, the visible labels, the initial network and everything else
+    from `key`, runs all rounds and evaluates every `config.eval_every` rounds. `train(key,
+    {"optimizer.learning_rate": rate})` replaces real-valued settings, and `train(key, numbers,
+    train.draw(key))` takes a federation that is already drawn, so that all three can be traced by
+    `jax.jit` and `jax.vmap`. `over_seeds(train)(keys)` is a seed sweep in one program.
 
     Args:
-        config: as a config file returns it; its section `prediction` is left to `run`.
+        config: config of a config file; its section `prediction` is only for `run`.
 
     Returns:
         `train(key, hyperparameters=None, federation=None) -> (final state, metrics)`; every metric
         is an array with one entry per evaluation (of `fedjax_ssl.federated.BY_CLIENT`: a row),
-        "round" says after which. "bytes_up" and "bytes_down" are exact beyond 32 bits, as `Count`:
-        `fedjax_ssl.federated.to_numbers(metrics)` turns all metrics into NumPy arrays. With
-        `config.privacy`, "epsilon" is among them, and a budget ends the rounds.
+        "round" is the number of rounds before it. "bytes_up" and "bytes_down" are exact beyond 32
+        bits, as `Count`: `fedjax_ssl.federated.to_numbers(metrics)` turns all metrics into NumPy
+        arrays. With `config.privacy`, "epsilon" is among them, and a budget ends the rounds.
 
     Raises:
         ConfigError: a setting cannot be used.
@@ -253,8 +255,8 @@ def train(
     Args:
         recipe: the method.
         data: the federation.
-        rounds: their number.
-        key: of everything random but the data.
+        rounds: number of rounds.
+        key: random key of everything except the data.
         eval_every: rounds between evaluations.
         each: called with a `fedjax_ssl.runs.Block` after every evaluation; True ends the training.
 
@@ -294,8 +296,8 @@ def train(
 
 
 def over_runs(one: Callable[..., PyTree]) -> Callable[..., PyTree]:
-    """Make a function of arrays one of many runs, with a leading axis: vectorized (`jax.vmap`) on
-    accelerators, in turn (`jax.lax.map`) on a CPU.
+    """Turn a function of arrays into one of many runs, with a leading axis: vectorized (`jax.vmap`)
+    on accelerators, one after another (`jax.lax.map`) on a CPU.
     """
     if backend() != "cpu":
         return jax.vmap(one, axis_name=federated.VECTORIZED_RUNS)
@@ -309,9 +311,8 @@ def over_seeds(train: Train, mesh: Mesh | None = None) -> Callable[..., PyTree]:
     each run.
 
     The federations are drawn, padded to one shape and stacked. On accelerators the runs are
-    vectorized (`jax.vmap`), which fills the device. On a CPU they follow one another in the program
-    (`jax.lax.map`): there the work is the limit, and vectorized runs take longer than the same runs
-    in turn (docs/speed.md, W8).
+    vectorized (`jax.vmap`), which fills the device. On a CPU they run one after another in the
+    program (`jax.lax.map`), because there vectorized runs take longer (docs/speed.md, W8).
 
     Args:
         train: what `make_train` returns.
@@ -341,8 +342,8 @@ def over_seeds(train: Train, mesh: Mesh | None = None) -> Callable[..., PyTree]:
         return over_runs(one)(*arguments)
 
     def on_devices(examples: Array, *arguments: PyTree) -> PyTree:
-        # Local training starts from the same values on all devices of a seed, which are not marked
-        # as differing.
+        # All devices of a seed start local training from the same values, so they are not marked as
+        # varying over devices.
         share = PartitionSpec("seeds")
         specs = (PartitionSpec(), share, share, share)
         return jax.shard_map(here, mesh=mesh, in_specs=specs, out_specs=share, check_vma=False)(
@@ -366,7 +367,7 @@ def over_seeds(train: Train, mesh: Mesh | None = None) -> Callable[..., PyTree]:
                 for at, key in enumerate(keys)
             ]
             return jax.tree.map(lambda *leaves: jnp.stack(leaves), *each)
-        shared: Any = None  # examples, an argument of their own
+        shared: Any = None  # examples, as a separate argument
         alike = [dataclasses.replace(one, inputs=shared) for one in of_one_shape(drawn)]
         federations = jax.tree.map(lambda *leaves: jnp.stack(leaves), *alike)
         return _awaited(compiled(drawn[0].inputs, keys, federations, dict(numbers)))
@@ -375,7 +376,7 @@ def over_seeds(train: Train, mesh: Mesh | None = None) -> Callable[..., PyTree]:
 
 
 def _takes_the_host(built: Built) -> bool:
-    """Tell whether rounds take examples from the host, or call it."""
+    """Return whether rounds load examples from the host, or call it."""
     method = built.method
     host = built.experiment.host
     return host is not None or method.recipe.on_host

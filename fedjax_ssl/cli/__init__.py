@@ -1,5 +1,5 @@
 """The console command `fedjax-ssl`: a table of subcommands, each imported when it is called, so
-that help is quick.
+that help is fast.
 """
 
 import argparse
@@ -25,7 +25,7 @@ class Command(NamedTuple):
     """A subcommand."""
 
     function: str
-    # ^ "module:function", which takes the arguments behind the subcommand and returns an exit code
+    # ^ "module:function", which takes the arguments after the subcommand and returns an exit code
     line: str  # purpose, one line of the help
     example: str
 
@@ -89,19 +89,19 @@ COMMANDS = {
         "fedjax_ssl.cli.new:main", "write a folder to start a study from", "new my_study"
     ),
 }
-UNFINISHED = ("run", "sweep", "reproduce", "features", "bench")  # have more to do than to print
-_LONG_USAGE = 3  # lines; a longer one hides the message before it
+UNFINISHED = ("run", "sweep", "reproduce", "features", "bench")  # commands that do more than print
+_LONG_USAGE = 3  # lines; a longer usage would hide the message before it
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Run a subcommand.
 
     Args:
-        arguments: without the program; those of the process by default.
+        arguments: arguments without the program's name; by default the process's.
 
     Returns:
         Its exit code. 2 for a mistake of the user, after one message on standard error; 130 after
-        Ctrl-C. A process of several has other ends too, see docs/clusters.md.
+        Ctrl-C. One of several processes has further exit codes, see docs/clusters.md.
     """
     arguments = sys.argv[1:] if arguments is None else arguments
     if not arguments or arguments[0] in ("-h", "--help"):
@@ -127,7 +127,7 @@ def main(arguments: list[str] | None = None) -> int:
         code: int = load(COMMANDS[name].function)(rest)
         sys.stdout.flush()
         return code
-    except BrokenPipeError:  # whoever reads, `head` for example, has read enough
+    except BrokenPipeError:  # the reader, such as `head`, has read enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         if name not in UNFINISHED or "--help" in rest or "-h" in rest:
             return 0
@@ -144,7 +144,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def end(code: int) -> NoReturn:
-    """End the process; after Ctrl-C at once, as a thread that still compiles would crash at
+    """End the process; after Ctrl-C at once, because a thread that still compiles would crash at
     Python's own end.
     """
     if code == INTERRUPTED:
@@ -161,9 +161,9 @@ def entry() -> NoReturn:
 
 
 class Parser(argparse.ArgumentParser):
-    """Argument parser with one-line errors, the usage where it is short, and exit code 2."""
+    """Argument parser with one-line errors, the usage if it is short, and exit code 2."""
 
-    hint: Callable[[str], str]  # about a word that the command does not know
+    hint: Callable[[str], str]  # unknown word -> advice
 
     def parse_args(self, args=None, namespace=None):  # type: ignore[override]
         return self._known(*self.parse_known_args(args, namespace))
@@ -191,14 +191,13 @@ class Parser(argparse.ArgumentParser):
 
 
 def parser(command: str, description: str, hint: Callable[[str], str] | None = None) -> Parser:
-    """Return a parser in the style of all subcommands: no abbreviations, and lines of the
-    description stay.
+    """Return a parser in the style of all subcommands: no abbreviations, and line breaks of the
+    description are kept.
 
     Args:
         command: the subcommand.
-        description: for its help.
-        hint: what to say of a word that the command does not know: a sentence with a space before
-            it, or nothing.
+        description: description for its help.
+        hint: unknown word -> a sentence of advice with a space before it, or "".
     """
     made = Parser(
         prog=f"{PROGRAM} {command}",
@@ -211,8 +210,8 @@ def parser(command: str, description: str, hint: Callable[[str], str] | None = N
 
 
 def one_of(kind: str, known: Collection[str]) -> Callable[[str], str]:
-    """Return a type of an argument, for `add_argument`: one of these names, or an error that names
-    the nearest.
+    """Return an argument type for `add_argument`: one of these names, or an error with the nearest
+    name.
     """
 
     def check(text: str) -> str:
@@ -263,10 +262,10 @@ def load(place: str) -> Callable[..., Any]:
 
 @contextlib.contextmanager
 def _ending_at_ctrl_c() -> Iterator[None]:
-    """End the process at Ctrl-C with one line, while modules are imported and nothing is to be
-    saved.
+    """End the process at Ctrl-C with one line, while modules are imported and there is nothing to
+    save.
 
-    An exception inside the import of an extension module comes out as whatever that makes of it.
+    An exception inside the import of an extension module could come out as any other error.
     """
     if threading.current_thread() is not threading.main_thread():
         yield  # other threads get no signals

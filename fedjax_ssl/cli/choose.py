@@ -1,4 +1,4 @@
-"""`fedjax-ssl choose`: methods for the labels of a config, or of data of one's own, each as a
+"""`fedjax-ssl choose`: methods for the labels of a config or of a user's own data, each as a
 command that runs.
 """
 
@@ -41,10 +41,10 @@ _COUNTS = (
 
 
 def main(arguments: list[str]) -> int:
-    """Print methods for the labels that are there.
+    """Print methods for the labels in the data.
 
     Returns:
-        0; 2 where nothing can be learned from them.
+        0; 2 if nothing can be learned from them.
 
     Raises:
         ConfigError: a setting cannot be used.

@@ -1,4 +1,4 @@
-"""`fedjax-ssl cite`: BibTeX of the tool and of what was used, on standard output."""
+"""`fedjax-ssl cite`: BibTeX of the tool and of the methods and data used, on standard output."""
 
 import os
 
@@ -21,7 +21,7 @@ def main(arguments: list[str]) -> int:
         0.
 
     Raises:
-        ConfigError: nobody knows a name, and there is no run of this name.
+        ConfigError: a name is neither known nor a run.
     """
     own = parser("cite", HELP)
     own.add_argument("names", nargs="*", metavar="NAME", help="a name, or a folder of a run")
@@ -34,7 +34,7 @@ def main(arguments: list[str]) -> int:
 
 
 def _used_by(folder: str) -> list[str]:
-    """Return the names of what a stored run used."""
+    """Return the names that a stored run used."""
     config = read_run(folder).config
     if not config:
         raise ConfigError(f"{folder} holds no run whose config can be read")

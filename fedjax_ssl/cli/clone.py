@@ -1,4 +1,4 @@
-"""The commands `reproduce` and `bench`, whose code stands in a clone of the project beside the
+"""The commands `reproduce` and `bench`, whose code is in a clone of the project beside the
 package.
 """
 

@@ -28,14 +28,14 @@ HELP = """Lists datasets, describes one, and checks your own data.
                                      problems, and a command that trains on it
   data split CONFIG [--seeds 5]      write files that say which client has which example and label
   data download NAME                 download a published dataset, check and convert it"""
-MANY = 20  # classes and clients that are named one by one
+MANY = 20  # most classes and clients that are listed one by one
 
 
 def main(arguments: list[str]) -> int:
-    """Print the list, facts about one dataset, or what is wrong with a user's own.
+    """Print the list, facts about one dataset, or the faults of a user's own data.
 
     Returns:
-        0; 2 where a user's own data cannot be trained on.
+        0; 2 if a user's own data cannot be trained on.
 
     Raises:
         ConfigError: an unknown dataset or option, or a file whose content does not fit.
@@ -112,7 +112,7 @@ def _options(source: str, settings: list[tuple[str, str]]) -> dict[str, Any]:
 
 
 def _download(asked: argparse.Namespace, given: dict[str, Any]) -> int:
-    """Fetch missing files, convert them to the form that opens at once, and describe them."""
+    """Download missing files, convert them to the form that opens at once, and describe them."""
     log = logging.getLogger("fedjax_ssl.data")
     shown = logging.StreamHandler(sys.stderr)
     level = log.level
@@ -207,7 +207,7 @@ def _split_in_words(split: data.Split) -> str:
 
 
 def _shares(names: Sequence[str], counts: np.ndarray, what: str, whose: str = "") -> str:
-    """Count examples of each class or client, or say between what the counts are."""
+    """Count examples of each class or client, or return the range of the counts."""
     number = f"{len(names):,} {whose}".rstrip()
     if len(names) > MANY:
         return f"{number}: {_few(names)}; {counts.min():,} to {counts.max():,} {what} each"

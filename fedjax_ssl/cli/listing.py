@@ -58,12 +58,12 @@ def configs() -> dict[str, str]:
 
 
 def docstring(path: Path) -> str:
-    """Read the docstring of a Python file, which is not run."""
+    """Read the docstring of a Python file without running it."""
     return ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
 
 
 def _registry(place: str) -> Callable[[], Mapping[str, str]]:
-    """Return a function that reads the lines of a registry, which is imported when it is called."""
+    """Return a function that reads the lines of a registry, which is imported on the call."""
 
     def lines() -> Mapping[str, str]:
         from fedjax_ssl.config import CHOICES
@@ -75,7 +75,7 @@ def _registry(place: str) -> Callable[[], Mapping[str, str]]:
 
 
 def _terms() -> Mapping[str, str]:
-    """Return a line per term: its meaning, the labels that it learns from, and what clients send
+    """Return a line per term: its meaning, the labels that it learns from, and the clients' uploads
     for it.
     """
     from fedjax_ssl.federated.recipe import Needs, in_words
@@ -121,8 +121,8 @@ KINDS: dict[str, tuple[str, Callable[[], Mapping[str, str]]]] = {
 
 
 def paragraph(head: str, text: str, column: int, width: int) -> str:
-    """Write a word and the text about it in two columns, each line of the text anew; a word that is
-    too long stands above the text.
+    """Write a word and its text in two columns, each line of the text separately; a word that is
+    too long is above the text.
     """
     indent = " " * column
     above, first = (

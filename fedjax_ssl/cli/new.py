@@ -8,7 +8,7 @@ from pathlib import Path
 from fedjax_ssl.cli import PROGRAM, parser
 from fedjax_ssl.shipped import docs
 
-# folder of the files here, and the word in them that stands for the study's name
+# Folder of the template, and the word in it that stands for the study's name.
 TEMPLATE = "my_study"
 
 
@@ -16,7 +16,7 @@ def main(arguments: list[str]) -> int:
     """Write the folder.
 
     Returns:
-        0; 2 where the name cannot be one, or something of that name is there.
+        0; 2 if the name is not allowed or already exists.
     """
     own = parser(
         "new",

@@ -27,13 +27,13 @@ class Labels(NamedTuple):
     """Counts and kinds of the labels of training examples.
 
     Attributes:
-        examples: how many there are.
-        labelled: how many have a class label.
-        only_server: all of these are at the server.
+        examples: number of examples.
+        labelled: number of examples with a class label.
+        only_server: all labelled examples are at the server.
         coarse: some have a coarse label.
-        tied: it is known how coarse labels go with the classes.
-        sets: some are in sets whose class shares are known.
-        blind_sets: some are in sets of which nobody knows the shares.
+        tied: the correspondence of coarse labels and classes is known.
+        sets: some are in sets with known class shares.
+        blind_sets: some are in sets with unknown class shares.
     """
 
     examples: int
@@ -46,7 +46,7 @@ class Labels(NamedTuple):
 
     @property
     def missing(self) -> int:
-        """Examples without a class label."""
+        """Number of examples without a class label."""
         return self.examples - self.labelled
 
     @property
@@ -65,9 +65,9 @@ class Proposal(NamedTuple):
 
     Attributes:
         method: its name.
-        why: the labels that it is proposed for, and what it does with them.
-        labels: where a config puts labels, as `fedjax_ssl.presets.source` takes it; "": as given.
-        settings: its own, by field.
+        why: labels for which it is proposed, and their use.
+        labels: place of the labels, for `fedjax_ssl.presets.source`; "": as in the data.
+        settings: settings, by field.
     """
 
     method: str
@@ -77,12 +77,12 @@ class Proposal(NamedTuple):
 
 
 class Command(NamedTuple):
-    """A run that was rehearsed.
+    """A run that was tried without training.
 
     Attributes:
-        proposal: its method.
+        proposal: the proposed method.
         config: name of the config, with its argument.
-        settings: by field, as text.
+        settings: settings as text, by field.
     """
 
     proposal: Proposal
@@ -91,14 +91,14 @@ class Command(NamedTuple):
 
     @property
     def line(self) -> str:
-        """The command, as it is typed."""
+        """The command, as typed."""
         told = [f"--{field}={value}" for field, value in self.settings.items()]
         return shlex.join(["fedjax-ssl", "run", self.config, *told])
 
     @property
     def sweep(self) -> str:
-        """The same run with five seeds, as it is typed."""
-        # A comma in a value of a sweep would part two values.
+        """The same run with five random seeds, as typed."""
+        # A comma in a value of a sweep would separate two values.
         told = [
             f"--{field}='{value}'" if "," in value else f"--{field}={value}"
             for field, value in self.settings.items()
@@ -107,7 +107,7 @@ class Command(NamedTuple):
 
 
 def labels_of(dataset: data.Dataset) -> Labels:
-    """Count what a dataset says of its training examples."""
+    """Count the labels of a dataset's training examples."""
     train = dataset.train
     return Labels(
         len(train),
@@ -121,7 +121,7 @@ def labels_of(dataset: data.Dataset) -> Labels:
 
 
 def labels_in(federation: data.FederatedData) -> Labels:
-    """Count what clients and the server of a federation see of their examples."""
+    """Count the visible labels of a federation's clients and server."""
     summary = federation.summary()
     kinds = federation.kinds()
     return Labels(
@@ -135,7 +135,7 @@ def labels_in(federation: data.FederatedData) -> Labels:
 
 
 def methods_for(labels: Labels) -> list[Proposal]:
-    """List methods for the labels that are there, the best one first; none: nobody knows a label.
+    """List methods for the labels in the data, the best one first; empty without any label.
 
     Example:
         >>> from fedjax_ssl.cli.proposal import labels_of, methods_for
@@ -154,7 +154,7 @@ def methods_for(labels: Labels) -> list[Proposal]:
         found.append(Proposal("fedmt", why))
     if labels.sets:
         found.append(Proposal("fedul", "it learns classes from the class shares of sets"))
-    # Sets of which nobody knows the shares tell nothing.
+    # Sets with unknown class shares carry no information.
     place = "all" if labels.blind_sets else ""
     if some and labels.many_missing:
         without = f"{labels.missing:,} of {count} have no label"
@@ -172,11 +172,11 @@ def methods_for(labels: Labels) -> list[Proposal]:
 
 
 def composition_for(labels: Labels, rounds: int) -> Proposal | None:
-    """Return a composition of terms for the labels that are there; None where one term is all.
+    """Return a composition of terms for the labels in the data; None if one term covers all.
 
     Args:
-        labels: what is known.
-        rounds: of the run; pseudo-labels beside weak labels come in its second half.
+        labels: labels in the data.
+        rounds: rounds of the run; pseudo-labels beside weak labels are in its second half.
     """
     if labels.only_server or not labels.labelled or not labels.many_missing:
         return None
@@ -194,7 +194,7 @@ def composition_for(labels: Labels, rounds: int) -> Proposal | None:
 
 
 def _only_server(dataset: data.Dataset) -> bool:
-    """Tell whether all labels are at one client whose name is that of a server."""
+    """Return whether all labels are at a single client with a server's name."""
     train = dataset.train
     if train.client is None or dataset.client_names is None:
         return False
@@ -208,14 +208,14 @@ def propose(
     """Find a command that runs: its data are read, its clients drawn, its method built and traced.
 
     Args:
-        dataset: the user's.
+        dataset: the user's dataset.
         config: name of the config that trains on it.
-        settings: that read it, by field.
+        settings: settings that read the dataset, by field.
         standardize: inputs should be standardized by client.
 
     Returns:
-        (the command; or, where none runs, what keeps the best one from running; a composition for
-            the same labels and data, None without one).
+        (the command, or the reason why the best one does not run; a composition for the same labels
+            and data, or None).
     """
     labels = labels_of(dataset)
     proposals = methods_for(labels)
@@ -236,7 +236,7 @@ def propose(
 
 
 def labels_tested(dataset: data.Dataset) -> int:
-    """Count the labelled test examples of a run that `propose` finds, about."""
+    """Estimate the labelled test examples of a run from `propose`."""
     if dataset.test is not None:
         return int((dataset.test.y >= 0).sum())
     return round(TESTED * labels_of(dataset).labelled)
@@ -281,12 +281,12 @@ def _further_settings(dataset: data.Dataset, labels: Labels, standardize: bool) 
 
 
 def rehearse(command: Command, shared: "Shared | None" = None, traced: bool = True) -> str:
-    """Do all of a run but its training: "" where nothing keeps it from running, else why not.
+    """Do everything of a run except training; return "" if it would run, otherwise the reason.
 
     Args:
         command: the run.
-        shared: what other runs of this process have loaded.
-        traced: a round is traced, too.
+        shared: shared parts of the runs in this process.
+        traced: trace a round too.
     """
     from fedjax_ssl.runs import advice
     from fedjax_ssl.runs.shared import Shared

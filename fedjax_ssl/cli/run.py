@@ -18,9 +18,9 @@ from fedjax_ssl.runs.loop import run
 from fedjax_ssl.runs.shared import Shared
 from fedjax_ssl.shipped import docs
 
-_COLUMN = 38  # where the text about a field begins
+_COLUMN = 38  # column at which the text about a field begins
 ALL = "all"
-# Sections of a config without a choice of their own, for the overview; "" is called so too.
+# Name of the sections without a choice in the overview; "" has it too.
 _RUN = "run"
 _ABOUT = {
     _RUN: "seed, rounds, evaluations, checkpoints, metrics, precision",
@@ -63,14 +63,14 @@ class Asked(NamedTuple):
 
 
 def main(arguments: list[str]) -> int:
-    """Run what the arguments say, or prints help.
+    """Run the experiment of the arguments, or print help.
 
     Returns:
         0, or `DIVERGED`.
 
     Raises:
-        ConfigError: and what else `fedjax_ssl.runs.loop.run` raises; `fedjax_ssl.cli.main` makes
-            messages of it.
+        ConfigError: and other errors of `fedjax_ssl.runs.loop.run`; `fedjax_ssl.cli.main` turns
+            them into messages.
     """
     asked = parse(arguments)
     if asked.name is None:
@@ -88,7 +88,7 @@ def main(arguments: list[str]) -> int:
         config = configs.load(asked.name, asked.settings)
         command_line.use_compilation_cache()
         command_line.map_large_buffers()
-        # Both before anything is computed.
+        # Both before any JAX computation.
         alone = runs.settings(config.distributed) is None
         command_line.use_processor(
             config.get("threads"), config.federated.devices if alone else None
@@ -103,7 +103,7 @@ def main(arguments: list[str]) -> int:
 
 
 def _what_follows(workdir: Path) -> str:
-    """Say what the same command does after a stop."""
+    """Describe the effect of the same command after a stop."""
     rounds = Checkpoints(workdir).rounds()
     if not rounds:
         return "there is no checkpoint yet: the same command starts from the beginning"
@@ -111,10 +111,10 @@ def _what_follows(workdir: Path) -> str:
 
 
 def parse(arguments: list[str]) -> Asked:
-    """Read a command line; whether the fields exist is not looked at.
+    """Parse a command line, without checking whether fields exist.
 
     Raises:
-        ConfigError: an argument that means nothing.
+        ConfigError: an argument without meaning.
     """
     names: list[str] = []
     settings: list[tuple[str, str]] = []
@@ -164,10 +164,10 @@ def describe_config(name: str, settings: Iterable[tuple[str, str]] = (), section
     """Write the help of a config.
 
     Args:
-        name: as of `fedjax_ssl.config.load`.
+        name: see `fedjax_ssl.config.load`.
         settings: likewise; options of another method or model that they name are shown instead.
-        section: whose settings are explained, or `ALL`; "": a line per section and a line per
-            setting that the config changes.
+        section: section to explain, or `ALL`; "": a line per section and a line per setting that
+            the config changes.
 
     Raises:
         ConfigError: as `load`, or there is no such section.
@@ -220,6 +220,6 @@ def _assigned(one: Described) -> str:
 
 
 def _one_line(head: str, text: str, column: int, width: int) -> str:
-    """Write a word and the text about it on one line, cut at the width."""
+    """Write a word and its text on one line, cut at the width."""
     line = f"  {head}".ljust(column - 1) + " " + text
     return line if len(line) <= width else f"{line[: width - 3].rstrip()}..."

@@ -24,10 +24,10 @@ file for each seed, which data.split=FILE runs on and NumPy alone reads (docs/pa
 
 
 def main(arguments: list[str]) -> int:
-    """Write a split file for each seed, and say how to run on them.
+    """Write a split file for each seed, and print how to use them.
 
     Raises:
-        ConfigError: a setting cannot be used, or the split is none that a file holds.
+        ConfigError: a setting cannot be used, or a file cannot store the split.
     """
     asked = parse(arguments)
     if asked.help is not None:

@@ -25,11 +25,11 @@ def choose(
         config: unlocked; it is changed.
         section: for example "method".
         name: the new choice.
-        before: the choice whose settings the section has; by default the one that it names.
-        given: dotted fields that are given with the new name, of which nothing needs to be said.
+        before: the choice whose settings the section has; by default the section's own.
+        given: dotted fields that are set together with the new name, and need no note.
 
     Raises:
-        ValueError: nobody knows the new choice, or the old one.
+        ValueError: the new choice or the old one is unknown.
     """
     values = config[section]
     there = flatten_dict(values.to_dict(), sep=".")
@@ -38,7 +38,7 @@ def choose(
     kept = {field: there[field] for field in old if field in there}
     if section in CHOICES:
         kept = {field: value for field, value in kept.items() if value is not None}
-    # Where defaults are written into a config, what differs from them was set.
+    # If defaults are written into the config, only values that differ from them were set.
     if NAMED[section].filled_in:
         kept = {field: value for field, value in kept.items() if value != old[field].default}
     if section in CHOICES:
@@ -46,7 +46,7 @@ def choose(
         values.update({field: kept.get(field) for field in old})
     else:
         config[section] = values = method_section(name, kept)
-    # Only what the new choice would not have by itself is worth a word.
+    # Only values that the new choice would not have by default need a note.
     own = {field: new[field].default for field in kept if field in new}
     for field, option in FIELDS.items():
         of, _, last = field.rpartition(".")

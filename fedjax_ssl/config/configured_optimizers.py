@@ -1,4 +1,4 @@
-"""The optimizers of a resolved config, and its numbers that compiled programs take as arguments."""
+"""The optimizers of a resolved config, and the numbers that compiled programs take as arguments."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -23,11 +23,11 @@ def federated_optimizer(config: Any, facts: Facts | None = None) -> Any:
     """Return the federated optimizer that a config names.
 
     Args:
-        config: resolved, or a dictionary like one, in which numbers may be traced.
-        facts: sizes of the run, for an optimizer that asks for them.
+        config: resolved config, or such a dictionary, with numbers that may be traced.
+        facts: sizes of the run, for an optimizer with such a parameter.
 
     Raises:
-        ConfigError: a value that it does not take, also one of local training.
+        ConfigError: a value that is not allowed, also in local training.
     """
     server = config["federated"]
     local = config["optimizer"]
@@ -47,7 +47,7 @@ def federated_optimizer(config: Any, facts: Facts | None = None) -> Any:
 
 
 def local_training(config: Any, facts: Facts | None = None) -> tuple[LocalOptimizer, LearningRate]:
-    """Return the local optimizer and the schedule of its rate that a config names; as
+    """Return the local optimizer and the schedule of its learning rate; as
     `federated_optimizer`.
     """
     local = config["optimizer"]
@@ -68,7 +68,7 @@ def local_training(config: Any, facts: Facts | None = None) -> tuple[LocalOptimi
 def replace_numbers(
     config: ml_collections.ConfigDict, numbers: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Return the config as a dictionary, with values, which may be traced, in place of real-valued
+    """Return the config as a dictionary, with new values, which may be traced, for real-valued
     settings.
 
     Args:
@@ -76,8 +76,8 @@ def replace_numbers(
         numbers: by dotted names of fields.
 
     Raises:
-        ConfigError: there is no such field, or it is not a real number, so that it decides shapes
-            or code.
+        ConfigError: there is no such field, or it is not a real number and so decides shapes or
+            code.
     """
     replaced = config.to_dict()
     known = sorted(_real_numbers(config, annotated=False)) if numbers else []
@@ -94,11 +94,11 @@ def replace_numbers(
 
 def traced_numbers(config: ml_collections.ConfigDict) -> dict[str, float]:
     """Return the numbers of a run that are arguments of its compiled programs; all other settings
-    are part of their code.
+    are part of the code.
 
-    A number is one where its parameter is annotated as `float | Array` and it is not 0: 0 often
-    leaves something out. Of these, another value needs no other program. Recipes, federated and
-    local optimizers have such parameters.
+    A number is an argument if its parameter is annotated as `float | Array` and it is not 0,
+    because 0 often leaves something out. Another value then needs no other program. Recipes,
+    federated optimizers and local optimizers have such parameters.
 
     Args:
         config: resolved.
@@ -111,8 +111,8 @@ def traced_numbers(config: ml_collections.ConfigDict) -> dict[str, float]:
 
 
 def _real_numbers(config: ml_collections.ConfigDict, annotated: bool) -> dict[str, float]:
-    """Return the settings that a program may take as arguments and that are real numbers here;
-    `annotated`: without those whose parameter does not say that it takes an array.
+    """Return the settings that a program may take as arguments and that are real numbers here; with
+    `annotated`, only those whose parameter is annotated as taking an array.
     """
     values = dict[str, Any]()
     for field, option in options_of(config).items():

@@ -1,4 +1,4 @@
-"""Help about a config: value, allowed values and meaning of every field."""
+"""Help for a config: value, allowed values and meaning of every field."""
 
 import inspect
 from typing import Any, NamedTuple
@@ -12,9 +12,9 @@ from fedjax_ssl.errors import naming
 class Described(NamedTuple):
     """A field of a config, for help."""
 
-    field: str  # dotted
-    value: Any  # in this config; where it is None and its choice has a default of its own, that one
-    allowed: str  # in words
+    field: str  # dotted name
+    value: Any  # value in this config; None is replaced by the default of the choice
+    allowed: str  # allowed values, in words
     meaning: str
     changed: bool  # whether the config differs from the default
 
@@ -24,10 +24,10 @@ def describe(config: ml_collections.ConfigDict) -> list[Described]:
     other choices.
 
     Args:
-        config: as `load` returns it.
+        config: config from `load`.
 
     Raises:
-        ConfigError: the config names something that nobody knows.
+        ConfigError: the config has an unknown name.
     """
     options = options_of(config)
     found = []
@@ -60,7 +60,7 @@ def describe(config: ml_collections.ConfigDict) -> list[Described]:
                     meaning=meanings[last].rstrip("."),
                 )
             value = get(config, field, None)
-            # the choice's own default
+            # The default of the choice.
             if value is None and option.default is not inspect.Parameter.empty:
                 value = option.default
             allowed = words_of(option, full=True) + " or None" * option.optional
@@ -70,7 +70,7 @@ def describe(config: ml_collections.ConfigDict) -> list[Described]:
 
 
 def as_text(value: Any) -> str:
-    """Write a value as the command line takes it."""
+    """Write a value as on the command line."""
     if not isinstance(value, tuple | list):
         return str(value)
     plain = all("," not in str(one) and str(one).lower() != "none" for one in value)

@@ -1,8 +1,8 @@
 """The declared fields of a config: those of `sections.py`, and those of the names it uses.
 
-A section that names something (dataset, partition, supervision, model, augmentation, cohort,
-federated optimizer) also has the options of all its choices, which their builders declare: None
-stands for the choice's own default. `config.method` holds the settings of its method only.
+A section with a choice (dataset, partition, supervision, model, augmentation, cohort, federated
+optimizer) also has the options of all its choices, which their builders declare; None stands for
+the choice's own default. `config.method` has the settings of its own method only.
 """
 
 import functools
@@ -77,8 +77,8 @@ def register(kind: str, name: str | None = None, builder: Callable[..., Any] | N
         kind: a section of a config ("method", "model", "data", "partition", "supervision",
             "augment", "cohort", "federated", "personalize"), "around", "upload" or "term";
             "dataset" and "network" are "data" and "model".
-        name: as configs write it; the builder's own by default.
-        builder: a function as docs/extending.md describes it; its keyword arguments become options.
+        name: name in configs; by default the builder's own name.
+        builder: function as described in docs/extending.md; its keyword arguments become options.
             Without it, `register` is a decorator.
 
     Returns:
@@ -110,14 +110,14 @@ def register(kind: str, name: str | None = None, builder: Callable[..., Any] | N
 
 
 def options_of(config: Any) -> dict[str, Option]:
-    """Return every field that a config has, by dotted name: fields of all configs, and the options
-    of what this one names.
+    """Return every field of a config by dotted name: fields of all configs, and options of its
+    choices.
 
     Args:
         config: not resolved.
 
     Raises:
-        ConfigError: it names something that nobody knows.
+        ConfigError: the config has an unknown name.
     """
     found = {"method.name": Option(str, "fedavg", changes="code"), **_options_of_choices()}
     for section, named in NAMED.items():
@@ -137,9 +137,9 @@ def options_of(config: Any) -> dict[str, Option]:
 
 
 def fields_that(holds: Callable[[Consequence], object]) -> tuple[str, ...]:
-    """List the fields of all configs, by dotted name, whose change has some consequence.
+    """List the fields of all configs, by dotted name, whose change has a given consequence.
 
-    A section in which all fields have it is listed by its name.
+    If all fields of a section have it, the section's name is listed.
     """
     of_sections: dict[str, list[str]] = {}
     has: set[str] = set()
@@ -152,9 +152,7 @@ def fields_that(holds: Callable[[Consequence], object]) -> tuple[str, ...]:
 
 
 def _options_of_choices() -> dict[str, Option]:
-    """List the options of all choices as fields, in which None stands for the choice's own
-    default.
-    """
+    """List the options of all choices as fields, where None stands for the choice's own default."""
     return {
         f"{section}.{option}": one._replace(changes=one.changes or NAMED[section].changes)
         for section, registry in CHOICES.items()
@@ -163,7 +161,7 @@ def _options_of_choices() -> dict[str, Option]:
 
 
 def words_of(option: Option, full: bool = False) -> str:
-    """Describe the values that a field takes; `full`, or for several numbers: with their range."""
+    """Describe the allowed values of a field, with their range if `full` or for several numbers."""
     return (
         option.allowed.words()
         if option.allowed and (full or option.type is tuple)
@@ -176,16 +174,16 @@ def _stored(option: Option) -> Any:
 
 
 def method_section(name: str, given: Mapping[str, Any]) -> ml_collections.ConfigDict:
-    """Make `config.method`: a method's name and settings, with their defaults where `given` has
-    none.
+    """Make `config.method`: a method's name and settings, with defaults for those that `given`
+    lacks.
 
     Args:
-        name: a method's.
-        given: settings, those of a part as "PART.SETTING"; those that the method does not have are
-            left out.
+        name: name of a method.
+        given: settings, those of a part as "PART.SETTING"; settings that the method lacks are left
+            out.
 
     Raises:
-        ValueError: nobody knows the method.
+        ValueError: the method is unknown.
     """
     named = {"name": name, **given}
     flat: dict[str, Any] = {"name": name}
@@ -195,8 +193,8 @@ def method_section(name: str, given: Mapping[str, Any]) -> ml_collections.Config
 
 
 def default(method: str = "fedavg") -> ml_collections.ConfigDict:
-    """Return the config every experiment starts from: labels-only federated averaging on the
-    embedded digits.
+    """Return the base config of every experiment: federated averaging on the labels of the embedded
+    digits.
 
     Args:
         method: name of a method, whose settings become `config.method`.
@@ -210,8 +208,8 @@ def default(method: str = "fedavg") -> ml_collections.ConfigDict:
 
 
 def check_field(name: str, value: Any, option: Option | None = None) -> None:
-    """Raise ConfigError where a value of a field is not allowed; the message names it and says
-    what is.
+    """Raise ConfigError for a value that is not allowed; the message names the field and the
+    allowed values.
 
     Args:
         name: its dotted name.
@@ -233,9 +231,9 @@ def get(config: Any, field: str, *missing: Any) -> Any:
     """Return the value of a dotted field, for example "optimizer.learning_rate".
 
     Args:
-        config: a config, or a dictionary like one.
+        config: a config, or such a dictionary.
         field: its dotted name.
-        *missing: the value where there is no such field; without it, that is a KeyError.
+        *missing: value if there is no such field; without it, a KeyError is raised.
     """
     for part in field.split("."):
         if missing and part not in config:

@@ -1,6 +1,7 @@
 """From the name of a config and settings, as a user types them, to the config.
 
-One way: the name gives a file, its `get_config` a config, and every setting replaces a field of it.
+The name stands for a file, its `get_config` returns a config, and every setting replaces a field of
+it.
 """
 
 import ast
@@ -36,7 +37,7 @@ Settings = Mapping[str, Any] | Iterable[tuple[str, Any]]
 
 _PARTS = "method.parts"  # parts of a composition, each with its own settings
 _TRUTH = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
-# Parameters of a `get_config` beside its argument, and the settings that they are given.
+# Parameters of a `get_config` besides its argument, and the settings that they receive.
 _TOLD = {"method": ("method.name", Option(str, "")), "rounds": ("rounds", Option(int, 0))}
 
 
@@ -44,11 +45,11 @@ class Source(NamedTuple):
     """File and argument of a config."""
 
     path: Path
-    argument: str | None  # for its `get_config`
+    argument: str | None  # argument of its `get_config`
 
     @property
     def run_name(self) -> str:
-        """Names a run of it: "digits-xclp" for `digits:xclp`, which is another experiment than
+        """Name for a run of it: "digits-xclp" for `digits:xclp`, which is another experiment than
         `digits_xclp`.
         """
         rest = re.sub(r"[^\w.-]+", "_", self.argument or "").strip("_")
@@ -57,21 +58,21 @@ class Source(NamedTuple):
 
 @required
 def load(name: str, settings: Settings = (), place: str | None = None) -> ml_collections.ConfigDict:
-    """Return the config of a name, with settings of one's own.
+    """Return the config of a name, changed by settings.
 
     Args:
         name: name of a shipped config ("digits_xclp"), with its argument ("digits:semifl"), or a
             file ("my_study/config.py", "my_study/config.py:10"). Modules in the folder of a file
             can be named in a config.
         settings: values, or their texts, by dotted field, "config." in front or not; or pairs, in
-            any order, but of two for one field the last one counts. Names go first, so that the
-            options of what they name can be given. `method.name` is told to a config that takes any
-            method, which then brings what that method needs; in others it replaces the method. What
-            the config sets in a section is carried to another choice there, and a note says what;
-            all else has the new choice's defaults. `rounds` is told to a config that fits the
-            lengths of its stages to them.
-        place: where labels are in a comparison of methods, as supervisions are named; told to a
-            config that takes any method.
+            any order, but of two for one field the last one counts. Names are set first, so that
+            options of their choices can be set too. A config that takes any method gets
+            `method.name`, and returns what that method needs; in other configs it replaces the
+            method. If a choice changes, the config's values in that section are carried over, with
+            a note; everything else has the new choice's defaults. A config that fits the lengths of
+            its stages gets `rounds`.
+        place: place of the labels in a comparison of methods, a name of a supervision; a config
+            that takes any method gets it.
 
     Returns:
         A config, not resolved yet.
@@ -104,10 +105,11 @@ def load_several(path: str | Path, function: str) -> list[ml_collections.ConfigD
 
     Args:
         path: the file. Modules in its folder can be named in a config.
-        function: takes no argument.
+        function: function without arguments.
 
     Raises:
-        ConfigError: the file has an error or no such function, or what it yields is no config.
+        ConfigError: the file has an error or no such function, or it yields something else than
+            configs.
     """
     yields = _read(Path(path), function)
     with _blaming(f"{function} of {path} failed"):
@@ -148,13 +150,13 @@ def find(name: str) -> Source:
 def with_settings(
     config: ml_collections.ConfigDict, settings: Settings
 ) -> ml_collections.ConfigDict:
-    """Return a copy of a config with other values in some fields; arguments and errors as of
+    """Return a copy of a config with other values in some fields; arguments and errors as for
     `load`.
     """
     copy = deepcopy(config).lock()
     given = _given(settings)
     if "data.validation_fraction" in given:
-        # Who asks for validation examples gets them, however few.
+        # If the user asks for validation examples, any number is held out.
         given = {"data.fewest_validation": 0, **given}
     for field in sorted(given, key=_place):
         known = options_of(copy)
@@ -176,7 +178,9 @@ def with_settings(
 
 
 def _place(field: str) -> tuple[bool, bool, bool]:
-    """Order settings: names first, then parts, since other fields depend on them."""
+    """Return the order of settings: names first, then parts, because other fields depend on
+    them.
+    """
     return field != "method.name", not field.endswith(".name"), field != _PARTS
 
 
@@ -204,7 +208,7 @@ def _no_field(config: ml_collections.ConfigDict, field: str, known: Iterable[str
 
 
 def _value(field: str, given: Any, kind: Option) -> Any:
-    """Return a value of the field's type from what was given, which may be its text."""
+    """Return a value of the field's type, from a value or its text."""
     text = given.strip() if isinstance(given, str) else None
     none = given is None or text == "None" or (text == "none" and kind.type not in (str, object))
     if none:
@@ -244,7 +248,7 @@ _PARSERS: dict[type, Callable[[str], Any]] = {
 
 
 def _read(path: Path, function: str) -> Callable[..., Any]:
-    """Return a function of a Python file, whose neighbours can be imported from now on."""
+    """Return a function of a Python file, and make its neighbours importable."""
     if path.resolve() not in shipped_configs().values():
         make_importable(path.parent)
     try:
@@ -286,8 +290,8 @@ def _call(
 
 @contextlib.contextmanager
 def _blaming(what: str) -> Iterator[None]:
-    """Turn an error of a config file into a ConfigError, with its place in the file where one
-    is known.
+    """Turn an error of a config file into a ConfigError, with the line in the file if it is
+    known.
     """
     try:
         yield

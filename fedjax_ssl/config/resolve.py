@@ -1,4 +1,4 @@
-"""From a config as a file and the command line left it to one that is checked and complete."""
+"""From a config, as the file and the command line leave it, to a checked and complete one."""
 
 from typing import Any
 
@@ -25,13 +25,13 @@ from fedjax_ssl.gone import sentence
 
 
 def resolve(config: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
-    """Return a checked copy in which every None that has a common default is filled in.
+    """Return a checked copy in which every None with a common default is filled in.
 
-    If `config.method.name` was overridden, `config.method` is given the settings of that method.
-    What the config sets of the other method's is carried, and a note says what.
+    If `config.method.name` was replaced, `config.method` gets the settings of that method. Values
+    of the other method are carried over, with a note.
 
     Args:
-        config: as a config file and the command line left it.
+        config: config after the file and the command line.
 
     Returns:
         A locked config.
@@ -50,15 +50,15 @@ def resolve(config: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
     _refuse_unknown(resolved)
     _take_over_method(resolved)
     resolved.optimizer.schedule = schedule_name(resolved.optimizer.schedule)
-    # Every value is allowed where it stands, and every choice takes its options.
+    # Every value is allowed, and every choice has only its own options.
     for field, declared in options_of(resolved).items():
         check_field(field, get(resolved, field, None), declared)
     for section in CHOICES:
         _check_options(resolved, section)
-    # Before defaults are filled in, which nobody has given.
+    # Before defaults are filled in, because the user did not set these.
     rules.note_without_effect(resolved)
     _fill_in(resolved)
-    # Fields fit each other. These need values that are allowed and filled in.
+    # Fields fit each other; this needs values that are allowed and filled in.
     rules.note_lengths(resolved)
     rules.check_metrics(resolved)
     rules.check_validation(resolved)
@@ -66,7 +66,7 @@ def resolve(config: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
     rules.check_privacy(resolved)
     rules.check_prediction(resolved)
     rules.saved_round(resolved)
-    # Optimizers are built to see whether they can be, unless sizes are needed that come with data.
+    # Build the optimizers as a check, unless they need sizes of the data.
     facts = _facts(resolved)
     if facts or not FEDERATED_OPTIMIZERS.takes(resolved.federated.name, "facts"):
         federated_optimizer(resolved, facts)
@@ -76,36 +76,36 @@ def resolve(config: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
 
 
 def options(section: Any) -> dict[str, Any]:
-    """Return the options of a section that were set: everything but `name` that is not None."""
+    """Return the options of a section that were set: all except `name` that are not None."""
     return {key: value for key, value in section.items() if key != "name" and value is not None}
 
 
 def network_options(section: Any) -> dict[str, Any]:
-    """Return the options of the section `model` that the network's builder takes."""
+    """Return the options of section `model` for the network's builder."""
     return {name: value for name, value in options(section).items() if name != "train"}
 
 
 def _facts(config: ml_collections.ConfigDict) -> Facts | None:
-    """Return the sizes of the run, where the config says them."""
+    """Return the sizes of the run, if the config has them."""
     clients = 1 if config.partition.pooled else config.partition.num_clients
     cohort_size = config.federated.cohort_size or clients
     return Facts(clients, cohort_size, config.rounds) if clients else None
 
 
 def _refuse_gone(config: ml_collections.ConfigDict) -> None:
-    """Refuse a field of an earlier version, which a file may set in a section that it unlocked."""
+    """Refuse a field of an earlier version, which a file may set in an unlocked section."""
     for field, value in flatten_dict(config.to_dict(), sep=".").items():
         if words := sentence(field, value, config.method.name):
             raise ConfigError(words)
 
 
 def _refuse_unknown(config: ml_collections.ConfigDict) -> None:
-    """Refuse a field that nobody knows: a file may unlock the config, to set options of its own
-    choices, and misspell one.
+    """Refuse an unknown field: a file may unlock the config to set options of its choices, and
+    misspell one.
     """
     known = options_of(config)
     unknown = [field for field in flatten_dict(config.to_dict(), sep=".") if field not in known]
-    # Another method's, where a file replaced the name alone.
+    # A field of another method, if a file replaced only the name.
     if any(field.startswith("method.") for field in unknown):
         for method in methods.available():
             for setting, option in methods.METHODS.options(method).items():
@@ -117,22 +117,20 @@ def _refuse_unknown(config: ml_collections.ConfigDict) -> None:
 
 
 def _take_over_method(config: ml_collections.ConfigDict) -> None:
-    """Give `config.method` the settings of the method that it names, where a file replaced the name
-    alone.
-    """
+    """Give `config.method` the settings of its method, if a file replaced only the name."""
     name = config.method.name
     given = flatten_dict(config.method.to_dict(), sep=".")
     there = given.keys() - {"name"}
     if "parts" in there and name == "compose":
-        config.method = method_section(name, given)  # also of parts that a file named alone
+        config.method = method_section(name, given)  # with parts of which a file has only the name
     elif there != methods.METHODS.options(name).keys():
         alike = (one for one in methods.METHODS if there == {*methods.METHODS.options(one)})
         choose(config, "method", name, before=next(alike, name))
 
 
 def _check_options(config: ml_collections.ConfigDict, section: str) -> None:
-    """Refuse options that a choice does not take; where another choice may have left them behind,
-    take them out and say so.
+    """Refuse options that a choice does not have; options left from another choice are removed,
+    with a note.
     """
     registry = CHOICES[section]
     choice = config[section]
@@ -166,8 +164,8 @@ def _fill_in(config: ml_collections.ConfigDict) -> None:
     if federated.devices is None and jax.distributed.is_initialized():
         federated.devices = jax.device_count()
     elif federated.devices is None and federated.reduce == "fast":
-        federated.devices = 1  # their number decides the bits
-    # Here a sweep replaces what is there.
+        federated.devices = 1  # the number of devices decides the bits
+    # A sweep replaces existing values here.
     for section in CHOICES:
         filled_in = NAMED[section].filled_in
         taken = CHOICES[section].options(config[section].name) if filled_in else {}

@@ -21,7 +21,7 @@ from fedjax_ssl.registry import contributed
 PREDICTORS = ("network", "xclp", "per_client_lp", *contributed("predictor"))
 # predictors for which clients send codes or sums of their examples
 _SENDING = ("xclp", *contributed("predictor"))
-# Columns of validation data, and the name in `config.metrics` that brings them, if any.
+# Columns of validation data, and the name in `config.metrics` that adds them, if any.
 _COLUMNS = {
     "accuracy": None,
     "balanced_accuracy": None,
@@ -40,12 +40,12 @@ _OTHER_COLUMNS = (
     "client_global_accuracy_worst_tenth",
     "client_gain",
 )
-# Values by which a field asks for nothing.
+# Values by which a field is off.
 _NOTHING = (None, False, 0, (), "", "none", "constant")
 
 
 def validates(config: ml_collections.ConfigDict) -> bool:
-    """Return whether a resolved config holds validation data out."""
+    """Return whether a resolved config holds out validation data."""
     if config.data.split:
         return holds_validation(split_path(config.data.split, config.seed))
     pools = config.data.pools
@@ -58,12 +58,12 @@ def predictors(config: ml_collections.ConfigDict) -> tuple[str, ...]:
 
 
 def note_without_effect(config: ml_collections.ConfigDict) -> None:
-    """Name every setting that was given and does nothing beside the others, by what its
-    declaration needs.
+    """Note every setting that was set and has no effect next to the others, by the needs in its
+    declaration.
     """
     for field, option in options_of(config).items():
         usual = option.default
-        if field == "optimizer.schedule_rounds":  # of a config that is resolved
+        if field == "optimizer.schedule_rounds":  # only if the config is resolved
             usual = max(config.rounds, 1)
         conditions = option.needs.split(" or ")
         value = get(config, field, None) if option.needs else None
@@ -78,7 +78,7 @@ def note_without_effect(config: ml_collections.ConfigDict) -> None:
 
 
 def _holds(config: ml_collections.ConfigDict, condition: str) -> bool:
-    """Tell whether a part of `Option.needs` holds; a field that is not there excludes nothing."""
+    """Return whether a part of `Option.needs` holds; a missing field excludes nothing."""
     if condition == VALIDATION:
         return validates(config)
     field, equals, names = condition.partition("=")
@@ -91,7 +91,7 @@ def _holds(config: ml_collections.ConfigDict, condition: str) -> bool:
 
 
 def note_lengths(config: ml_collections.ConfigDict) -> None:
-    """Say which stages, selections, parts and epochs a run of this length does not come to."""
+    """Note stages, selections, parts and epochs that a run of this length does not reach."""
     rounds = config.rounds
     stage = "coarse_rounds" if "coarse_rounds" in config.method else "warmup_rounds"
     first = config.method.get(stage, 0)
@@ -136,11 +136,11 @@ def note_lengths(config: ml_collections.ConfigDict) -> None:
 
 
 def note_own_rate(config: ml_collections.ConfigDict, facts: Facts | None) -> None:
-    """Say where the learning rate of the config is not used.
+    """Note if the config's learning rate is not used.
 
     Args:
         config: resolved.
-        facts: sizes of the run, where they are known.
+        facts: sizes of the run, if known.
     """
     local = config.optimizer
     given = f"config.optimizer.learning_rate={local.learning_rate} has no effect"
@@ -154,8 +154,8 @@ def note_own_rate(config: ml_collections.ConfigDict, facts: Facts | None) -> Non
 
 
 def own_metrics(config: ml_collections.ConfigDict) -> dict[str, Callable[..., Any]]:
-    """Return the functions of a user's own in `config.metrics`, by the end of their columns:
-    "my:f2" is "f2".
+    """Return the user's own functions in `config.metrics`, by the end of their columns: "my:f2" is
+    "f2".
     """
     named = [name for name in config.metrics if ":" in name]
     with naming("metrics"):
@@ -163,7 +163,7 @@ def own_metrics(config: ml_collections.ConfigDict) -> dict[str, Callable[..., An
 
 
 def check_metrics(config: ml_collections.ConfigDict) -> None:
-    """Refuse metrics of one column, and a choice of models by what is no column; fill in the
+    """Refuse metrics with the same column, and selection by an unknown column; fill in the
     direction.
     """
     own = own_metrics(config)
@@ -198,8 +198,8 @@ def check_metrics(config: ml_collections.ConfigDict) -> None:
 
 
 def check_validation(config: ml_collections.ConfigDict) -> None:
-    """Refuse an early stop without validation data, and with them a first stage whose model would
-    not be evaluated.
+    """Refuse early stopping without validation data, and a first stage whose model would not be
+    evaluated.
     """
     warmup = config.method.get("warmup_rounds", 0)
     every = config.eval_every
@@ -222,7 +222,9 @@ def check_validation(config: ml_collections.ConfigDict) -> None:
 
 
 def check_client_standardization(config: ml_collections.ConfigDict) -> None:
-    """Refuse other statistics, and clients that are not the dataset's own."""
+    """Refuse other statistics, and clients that are not the dataset's own, with standardization by
+    client.
+    """
     if config.data.standardize != "client":
         return
     partition = config.partition.name
@@ -238,7 +240,7 @@ def check_client_standardization(config: ml_collections.ConfigDict) -> None:
 
 
 def divides_by_shares(config: ml_collections.ConfigDict) -> bool:
-    """Tell whether clients with sets divide their class shares by those of all clients' examples
+    """Return whether clients with sets divide their class shares by those of all clients' examples
     (FedUL).
     """
     of_all = config.supervision.get("test_prior") != "uniform"
@@ -246,8 +248,8 @@ def divides_by_shares(config: ml_collections.ConfigDict) -> bool:
 
 
 def check_privacy(config: ml_collections.ConfigDict) -> None:
-    """Refuse settings by which something of the clients' data is known beside the noisy sums, or
-    beside noisy steps.
+    """Refuse settings that reveal more of the clients' data than the noisy sums, or the noisy
+    steps.
     """
     if config.privacy.name == "none":
         return
@@ -315,7 +317,7 @@ def check_privacy(config: ml_collections.ConfigDict) -> None:
 
 
 def check_prediction(config: ml_collections.ConfigDict) -> None:
-    """Refuse predictions by what is not trained, and searches or protocols that do not go
+    """Refuse predictions by an untrained network, and searches or protocols that do not fit
     together.
     """
     section = config.prediction
@@ -334,7 +336,7 @@ def check_prediction(config: ml_collections.ConfigDict) -> None:
             "untrained; train it, give config.start_from, or leave it out"
         )
     of_features = {*names} - {"network"} and section.features == "network"
-    # the features of a linear network are its inputs
+    # The features of a linear network are its inputs.
     trained = config.model.weights or config.model.name == "linear"
     if untrained and of_features and not trained:
         raise ConfigError(
@@ -353,7 +355,7 @@ def saved_round(config: ml_collections.ConfigDict) -> int | None:
     """Return the round whose clients' models `config.save_clients` keeps; None: it keeps none.
 
     Raises:
-        ConfigError: the run does not have this round.
+        ConfigError: the run has no such round.
     """
     given = config.save_clients
     if given in (None, ""):

@@ -1,4 +1,4 @@
-"""The fields of every config, by section: default, meaning, and what is allowed."""
+"""The fields of every config, by section: default, meaning and allowed values."""
 
 import dataclasses
 import functools
@@ -22,7 +22,7 @@ from fedjax_ssl.models import PRECISIONS
 from fedjax_ssl.objectives import INVERSE, LOSSES
 from fedjax_ssl.registry import CHANGES, Option, option_of
 
-VALIDATION = "validation data"  # an `Option.needs`, beside those that name fields
+VALIDATION = "validation data"  # an `Option.needs`, besides those that name fields
 DIRECTIONS = ("maximize", "minimize")
 VIEWERS = ("tensorboard", "wandb")  # each opened by `fedjax_ssl.folder.writers`
 _SHARE = In("[0, 1)")
@@ -38,8 +38,8 @@ _HELD_OUT = {"left_out_client": object, "pools": tuple}  # types of fields that 
 def _field(
     default: Any, meaning: str, allowed: Declaration | None = None, *, changes: str, **more: Any
 ) -> Option:
-    """Declare a setting of every run. A bare type as its default: None, until a value of this
-    type is given.
+    """Declare a setting of every run. A bare type as default stands for None until a value of this
+    type is set.
     """
     optional = isinstance(default, type)
     kind, value = (default, None) if optional else (type(default), default)
@@ -52,8 +52,8 @@ _code, _result, _length, _place, _prediction, _program, _watching = (
 
 
 def _graph_field(name: str, meaning: str, of_variant: bool = False) -> Option:
-    """Declare a setting of graphs as `GraphSettings` does; `of_variant`: None stands for that of
-    the variant.
+    """Declare a setting of graphs from `GraphSettings`; with `of_variant`, None stands for the
+    variant's value.
     """
     option = option_of(inspect.signature(GraphSettings, eval_str=True).parameters[name])
     option = option._replace(
@@ -62,8 +62,8 @@ def _graph_field(name: str, meaning: str, of_variant: bool = False) -> Option:
     return option._replace(default=None, optional=True) if of_variant else option
 
 
-# Seeds end where jax.random would take the last 32 bits of a larger one, which are those of
-# another.
+# Seeds are bounded because jax.random takes only the last 32 bits of a larger one, which equal
+# those of a smaller seed.
 SECTIONS: dict[str, dict[str, Option]] = {
     "": {
         "seed": _result(

@@ -125,9 +125,7 @@ def examples(dataset: Dataset) -> "pandas.DataFrame":
 
 
 def _labels(frame: "pandas.DataFrame") -> Iterator[str]:
-    """Find classes with no label or a single one in training, and classifications with almost as
-    many classes as labels.
-    """
+    """Find classes with no label or a single one in training, and too many classes for labels."""
     counts = frame.loc[frame["split"] == "train", "label"].value_counts(sort=False)
     for few, text in ((0, "no labelled training example"), (1, "one labelled training example")):
         chosen = list(counts.index[counts == few])

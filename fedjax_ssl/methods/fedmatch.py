@@ -21,9 +21,10 @@ noise.
 Shapes: C clients, p cohort slots, H helpers, K classes. A model is a dict of its parts, "sigma" and
 "psi".
 
-References: Jeong, Yoon, Yang, Hwang, Federated semi-supervised learning with inter-client
-consistency and disjoint learning, ICLR 2021, arXiv 2006.12097. Details that the paper leaves open
-follow the authors' code; see docs/methods/fedmatch.md.
+References:
+    Jeong, Yoon, Yang, Hwang, Federated semi-supervised learning with inter-client consistency and
+    disjoint learning, ICLR 2021, arXiv 2006.12097. Details that the paper leaves open follow the
+    authors' code; see docs/methods/fedmatch.md.
 """
 
 from dataclasses import dataclass, replace

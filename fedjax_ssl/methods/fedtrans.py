@@ -4,8 +4,9 @@ Clients and server never train the same head. First the clients train a network 
 labels, then the server trains a new head for the classes. No correspondence between the label
 spaces is used.
 
-References: Transfer learning as an answer to label spaces that differ: Federated learning with
-mixed-type labels, arXiv 2210.02042v4. The details are our own definition.
+References:
+    Transfer learning as an answer to label spaces that differ: Federated learning with mixed-type
+    labels, arXiv 2210.02042v4. The details are our own definition.
 """
 
 from dataclasses import dataclass

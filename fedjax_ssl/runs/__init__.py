@@ -1,4 +1,4 @@
-"""One run from its config to its results, in the order of reading: build, compile, loop.
+"""One run from its config to its results, in reading order: build, compile, loop.
 
 Names are imported when they are first used.
 """

@@ -1,6 +1,6 @@
 """A run in progress: its parts, its rounds so far, and the step by one block of rounds.
 
-How it opens is in `start_run.py`, how it ends in `finish_run.py`.
+`start_run.py` opens a run, and `finish_run.py` ends it.
 """
 
 import contextlib
@@ -35,32 +35,32 @@ from fedjax_ssl.runs.summary import describe_placement
 
 @dataclass(eq=False)
 class Run:
-    """A run on its way.
+    """A run in progress.
 
     Attributes:
         path: its folder.
         folder: the files there, in the process that writes; None in others.
-        program: its compiled functions, and what it is made of.
+        program: its compiled functions, and its dataset, federation and method.
         team: the processes that train it.
-        names: of the clients.
+        names: names of the clients.
         round: rounds done.
         state: state after these.
-        inputs: arguments of its programs, on all devices that share it; examples may come block by
-            block.
-        feed: brings these from the host; None: they are on the device.
-        seconds: of compiling and training, of earlier starts too.
+        inputs: arguments of its programs, on all devices that share it; examples may be loaded
+            block by block.
+        feed: loads examples from the host; None: they are on the device.
+        seconds: seconds of compiling and training, including earlier starts.
         progress: the report to a person.
         own: callbacks of the user's own.
         over: no block follows.
         writers: viewers.
-        adding: called first after a block, these among them: they add columns to its row.
-        callbacks: called after those; they write, tell and decide.
+        adding: callbacks that are called first, and add columns to the row of a block.
+        callbacks: callbacks that are called next; they write, report and decide.
         summary: content of `summary.json`, once the run is complete.
-        error: what ended it, where it could not go on.
-        of_clients: accuracies of clients after the last evaluation.
-        of_clients_by_global: the same of the global model, where clients have their own beside it.
-        privacy: its account; None: it has no privacy.
-        pictures: whether its partition is drawn once it is over.
+        error: exception that ended it; None: none.
+        of_clients: accuracies by client after the last evaluation.
+        of_clients_by_global: the same for the global model, if clients also have their own models.
+        privacy: its privacy account; None: it has no privacy.
+        pictures: draw its partition at the end.
     """
 
     path: Path
@@ -105,17 +105,17 @@ class Run:
 
     @property
     def stopped(self) -> bool:
-        """Whether a callback of the user's has ended the run early."""
+        """Whether a user's callback ended the run early."""
         return self.own.stopped
 
     @property
     def ended(self) -> bool:
-        """Whether the run is over; if it was stopped, its summary may still be written."""
+        """Whether the run is over; if a callback stopped it, its summary may still be written."""
         return self.stopped or self.summary is not None or self.error is not None
 
     @property
     def files(self) -> dict[str, Path]:
-        """The files of the folder that a person is told of in the end."""
+        """Files of the folder that are named at the end."""
         names = {"summary": "summary.json"}
         if self.config.rounds:
             names["metrics"] = "metrics.csv"
@@ -125,7 +125,7 @@ class Run:
 
     @property
     def kind(self) -> tuple[Hashable, ...]:
-        """Key that is the same for runs that one program can advance together."""
+        """Key that is the same for runs that can share a program."""
         apart = (
             self.built.method.recipe.on_host
             or self.built.execution.mesh is not None
@@ -144,17 +144,17 @@ class Run:
 
     @property
     def end(self) -> int:
-        """The last round: the config's, or the one that spends the privacy budget."""
+        """The last round: the config's, or the one that uses up the privacy budget."""
         return self.config.rounds if self.privacy is None else self.privacy.limit
 
     @property
     def saved(self) -> int | None:
-        """Round of the next block whose clients' models are kept, if there is one."""
+        """Round of the next block whose clients' models are saved, if there is one."""
         number = configs.saved_round(self.config)
         return number if number and self.round < number <= self.round + self.rounds else None
 
     def block_inputs(self) -> Inputs:
-        """Give the arguments of the next block of rounds, with the examples that it needs from
+        """Return the arguments of the next block of rounds, with the examples that it needs from
         the host.
         """
         if self.feed is None:
@@ -163,8 +163,8 @@ class Run:
 
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
-        """Say that its next block runs now; the last one, or the first that may be it, is traced
-        by jax.profiler where `config.profile` asks for it.
+        """Report that the next block runs now; with `config.profile`, the last block, or the first
+        that may be the last, is traced by jax.profiler.
         """
         self.progress.training()
         end = self.round + self.rounds
@@ -186,11 +186,11 @@ class Run:
 
         Args:
             advanced: results of several runs.
-            place: of this run among them.
+            place: place of this run among them.
 
         Raises:
-            Preempted: a process of several was asked to end; the checkpoint is saved.
-            Exception: what code of the user's own has raised; row and checkpoint are saved.
+            Preempted: one of several processes was asked to end; the checkpoint is saved.
+            Exception: an error of the user's own code; row and checkpoint are saved.
         """
         count = len(advanced.rows)
         self.seconds["compile_seconds"] += advanced.compiling / count
@@ -214,7 +214,7 @@ class Run:
             rounds,
             last=self.round == self.end,
         )
-        # First what adds columns, the user's functions among it. What they raise waits until the
+        # First the callbacks that add columns, including the user's. Their errors wait until the
         # block is on the disk.
         failed: Exception | None = None
         try:
@@ -232,7 +232,7 @@ class Run:
             raise failed
 
     def _say_what_is_saved(self, error: Exception) -> None:
-        """Say beside an error in code of the user's own how to go on."""
+        """Add to an error of the user's own code how to go on."""
         line = (
             f"the rounds up to {self.round} are saved; the same call goes on after them. Columns "
             "that code of your own adds may be missing in the last row"
@@ -241,7 +241,7 @@ class Run:
         self.progress.note(line)
 
     def describe(self, temperature: dict[str, Any] | None) -> None:
-        """Write `model.json`, with the temperature that was fitted, if one was."""
+        """Write `model.json`, with the fitted temperature if there is one."""
         if self.folder is None:
             return
         model = model_file.describe(
@@ -256,7 +256,7 @@ class Run:
             self.folder.write(f"{CODE_FOLDER}/{name}", text)
 
     def _of_tested(self, by_client: np.ndarray | None) -> dict[str, float]:
-        """Name the accuracies of the clients that have test examples; new clients are last."""
+        """Return the accuracies by name, for clients with test examples; new clients are last."""
         if by_client is None:
             return {}
         named = zip(self.names, by_client.tolist(), strict=False)
@@ -271,7 +271,7 @@ class Run:
 
 
 def _of_trained(cohort: Any) -> Any:
-    """Give the models of those clients of a cohort that have trained; None: nobody has."""
+    """Return the models of the clients of a cohort that trained; None if no client trained."""
     if cohort is None:
         return None
     trained = cohort.pop("trained")

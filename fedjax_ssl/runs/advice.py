@@ -31,7 +31,7 @@ from fedjax_ssl.runs.build import Built, build_method, facts_of
 
 
 def check_cohorts(config: ml_collections.ConfigDict, federation: FederatedData) -> None:
-    """Refuse a sampler of a user's own that draws clients which are not there."""
+    """Refuse a user's own cohort sampler that draws clients which do not exist."""
     if ":" in config.cohort.name:
         facts = facts_of(config, federation)
         options = {**configs.options(config.cohort), "facts": facts}
@@ -41,7 +41,7 @@ def check_cohorts(config: ml_collections.ConfigDict, federation: FederatedData) 
 
 
 def check(built: Built) -> None:
-    """Refuse a method that does not fit the data, and warn of what has no effect.
+    """Refuse a method that does not fit the data, and warn of settings without effect.
 
     Raises:
         ConfigError: a setting cannot be used with these data.
@@ -85,8 +85,9 @@ def check(built: Built) -> None:
 
 
 def apart_in(built: Built) -> str | None:
-    """Say that sites of a user's own differ; None where they do not, or are made alike, or where
-    clients are private: the sentence has their means without noise.
+    """Return a note that sites of a user's own data differ. None if they do not, if they are
+    standardized by client, or if clients are private, because the note has their means without
+    noise.
     """
     config = built.experiment.config
     if config.privacy.name != "none":
@@ -99,10 +100,10 @@ def apart_in(built: Built) -> str | None:
 
 
 def note_validation(config: ml_collections.ConfigDict, federation: FederatedData) -> None:
-    """Say where too few examples have a label for some of them to be held out for validation.
+    """Note if too few examples have a label to hold out some for validation.
 
     Raises:
-        ConfigError: the run is to be stopped by them.
+        ConfigError: the run's early stopping needs them.
     """
     share = config.data.validation_fraction
     if not share or federation.valid_index.shape[0]:
@@ -123,10 +124,10 @@ def note_validation(config: ml_collections.ConfigDict, federation: FederatedData
 
 
 def note_hidden_labels(labels_by: str, dataset: str, federation: FederatedData) -> None:
-    """Say how many labels of a user's own data are hidden from training.
+    """Note how many labels of a user's own data are hidden from training.
 
     Args:
-        labels_by: the setting that says which labels are seen.
+        labels_by: the setting that hides labels.
         dataset: name of the dataset.
         federation: its labels; not traced.
     """
@@ -157,7 +158,7 @@ def describe_start(
         built: the run.
         split: hash of its split.
         template: shapes of its state.
-        round: rounds that are done already.
+        round: rounds done so far.
         path: its folder.
     """
     config = built.experiment.config
@@ -196,7 +197,7 @@ def describe_start(
 
 
 def _wrappers_in_words(config: ml_collections.ConfigDict) -> dict[str, str]:
-    """Say which wrappers change the method; nothing where there is none."""
+    """Return the wrappers that change the method, in words; "" if there are none."""
     named = {name: "config.around" for name in config.around}
     if config.personalize.name != "none":
         named[config.personalize.name] = "config.personalize"
@@ -209,7 +210,7 @@ def _wrappers_in_words(config: ml_collections.ConfigDict) -> dict[str, str]:
 
 
 def saved_clients(number: int, count: int, template: ServerState, folder: Path) -> str:
-    """Say how much room the models of a round's clients take.
+    """Return the disk space of the models of a round's clients, in words.
 
     Args:
         number: the round.
@@ -223,7 +224,7 @@ def saved_clients(number: int, count: int, template: ServerState, folder: Path) 
 
 
 def note_loss(built: Built) -> None:
-    """Warn where a loss of labelled examples is named that the method never takes."""
+    """Warn if the config names a loss of labelled examples that the method never uses."""
     experiment = built.experiment
     federation = built.federation
     calls = list[None]()
@@ -248,17 +249,17 @@ def note_loss(built: Built) -> None:
 
 
 def check_labels(labels_by: str, name: str, method: Method, federation: FederatedData) -> None:
-    """Refuse a federation without what the method learns from; warn of what its labels leave open.
+    """Refuse a federation without the labels that the method needs, and warn of classes that its
+    labels leave open.
 
     Args:
-        labels_by: the setting that says which labels are seen, for the message.
+        labels_by: the setting that hides labels, for the message.
         name: `config.method.name`, likewise.
         method: method of the run.
         federation: its labels; not traced.
 
     Raises:
-        ConfigError: there is none of the kinds of labels that the method needs, or not all where it
-            needs all.
+        ConfigError: none of the needed kinds of labels exists, or not all if the method needs all.
     """
     there = federation.kinds()
     kinds, every_one = method.recipe.needs
@@ -289,7 +290,8 @@ _LABELS_OF_A_CLIENT = ("per_client", "xclp_noniid", "class_pairs", "mixed")
 
 
 def note_missing_labels(supervision: str, labels: int | None, federation: FederatedData) -> None:
-    """Warn where clients have fewer labelled examples, or of a class, than were asked for.
+    """Warn if clients have fewer labelled examples, in total or of a class, than the config asks
+    for.
 
     Args:
         supervision: `config.supervision.name`, which says whether the number is each client's, or
@@ -329,7 +331,7 @@ _WEIGHTS = {
 
 
 def weights_in_words(weighting: str, method: Method) -> str:
-    """Say how clients are weighted in the average."""
+    """Return how clients are weighted in the average, in words."""
     own_weights = any(one.weigh is not None for one in method.recipe.trainings)
     own = ", unless the method sets weights of its own" * own_weights
     return (
@@ -340,7 +342,7 @@ def weights_in_words(weighting: str, method: Method) -> str:
 
 
 def large_batches(federation: FederatedData, batch_size: int) -> list[str]:
-    """Say in a line that no client fills a batch; nothing where one does."""
+    """Return a note that no client fills a batch; "" if one does."""
     largest = int(np.asarray(federation.num_examples).max())
     if batch_size <= largest:
         return []
@@ -353,7 +355,8 @@ def large_batches(federation: FederatedData, batch_size: int) -> list[str]:
 def idle_clients(
     method: Method, federation: FederatedData, names: Sequence[str], batch_size: int
 ) -> list[str]:
-    """Say in a line which clients never train, and why; nothing where all do, or nobody can tell.
+    """Return a note on clients that never train, with the reason; "" if all train, or it is
+    unknown.
 
     Args:
         method: method of the run.

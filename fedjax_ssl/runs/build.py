@@ -1,4 +1,4 @@
-"""From a resolved config to what a run is made of: dataset, federation, method and execution."""
+"""From a resolved config to the parts of a run: dataset, federation, method and execution."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import fields
@@ -33,23 +33,23 @@ from fedjax_ssl.runs.privacy import Account, PrivateRun, account_of, privacy_of,
 from fedjax_ssl.runs.processes import run_devices
 
 _AXES_OF_IMAGES = 4
-Start = Callable[[models.Model], models.Model]  # gives a network other weights to start from
+Start = Callable[[models.Model], models.Model]  # gives a network other initial weights
 
 
 class Experiment(NamedTuple):
-    """A resolved config with its dataset loaded: everything about a run but its randomness."""
+    """A resolved config with its dataset loaded: everything about a run except randomness."""
 
     config: ml_collections.ConfigDict
     dataset: data.Dataset
-    standardization: str = ""  # for the log: what inputs are standardized by
+    standardization: str = ""  # statistics that standardize inputs, in words, for the log
     host: data.HostInputs | None = None
-    # ^ where its inputs stay; None: all of them are on the device
-    known_by: Mapping[str, int | str] = {}  # fingerprint of the data, as they were read
+    # ^ inputs that stay on the host; None: all are on the device
+    known_by: Mapping[str, int | str] = {}  # fingerprint of the data as read
     stored: data.Dataset | None = None  # the dataset as read, if standardizing by client changed it
 
     @property
     def as_read(self) -> data.Dataset:
-        """Dataset before inputs are standardized by client: by it examples are known."""
+        """Dataset before inputs are standardized by client; it identifies examples."""
         return self.stored or self.dataset
 
 
@@ -59,9 +59,9 @@ class Built(NamedTuple):
     Attributes:
         experiment: config and dataset.
         federation: drawn from the dataset.
-        method: for this federation.
-        execution: how its clients are placed on devices.
-        account: what its privacy costs; None: it has none.
+        method: the method, for this federation.
+        execution: placement of clients on devices.
+        account: privacy account; None: no privacy.
     """
 
     experiment: Experiment
@@ -86,7 +86,7 @@ def load_resolved(config: ml_collections.ConfigDict) -> Experiment:
     section = config.data
     with configs.naming("data"):
         given = {name: section.get(name) for name in data.SOURCES.options(section.name)}
-        # where one has its default, the loader's own of this name counts
+        # If an option is at its default, the loader's own default of this name counts.
         for field, option in configs.FIELDS.items():
             of, _, name = field.partition(".")
             if of == "data" and given.get(name) == option.default:
@@ -109,7 +109,7 @@ def load_resolved(config: ml_collections.ConfigDict) -> Experiment:
 
 
 def _check_facts_of_all(config: ml_collections.ConfigDict, dataset: data.Dataset) -> None:
-    """Raise ConfigError where a client would train with something of all clients' examples."""
+    """Raise ConfigError if a private client would use statistics of all clients' examples."""
     section = config.data
     begin = f"config.privacy.name is set, but dataset {section.name!r} "
     known = (dataset.mean, dataset.std, section.mean, section.std)
@@ -170,15 +170,15 @@ def federate(
     inputs: Array | None = None,
     drawing: data.Drawing | None = None,
 ) -> FederatedData:
-    """Draw the federation that the config describes, with everything random in it drawn from `key`;
-    `config.data.split` leaves nothing to draw.
+    """Draw the federation of a config, with all randomness from `key`; with `config.data.split`,
+    nothing is random.
 
     Args:
         experiment: config and dataset.
         key: key of the run.
         inputs: inputs of another federation of this experiment, to share them; they may be traced.
-            Not used where they stay on the host.
-        drawing: that of a config which differs in the seed alone, to share what it has compiled.
+            Not used if they stay on the host.
+        drawing: drawing of a config that differs by seed alone, to share its compiled program.
     """
     federation = _drawn(experiment, key, inputs, drawing)
     fault = fault_of(experiment.config)
@@ -191,7 +191,7 @@ def _drawn(
     inputs: Array | None,
     drawing: data.Drawing | None,
 ) -> FederatedData:
-    """Draw the federation, as `federate`, with the labels that there are."""
+    """Draw the federation, as `federate` does, with all labels that exist."""
     config = experiment.config
     section = experiment.config.data
     given = inputs if experiment.host is None else experiment.host
@@ -254,12 +254,12 @@ def build_method(
 
     Args:
         experiment: config and dataset.
-        federation: gives sizes.
-        execution: how its rounds are executed.
-        account: of the run's privacy.
+        federation: federation, for its sizes.
+        execution: execution of its rounds.
+        account: privacy account of the run.
         numbers: as for `build`.
         start: as for `build`.
-        loss: in place of the one that the config names.
+        loss: loss in place of the config's.
     """
     config = configs.replace_numbers(experiment.config, numbers or {})
     facts = facts_of(config, federation)
@@ -286,7 +286,7 @@ def build_method(
 
 
 def facts_of(config: Any, federation: FederatedData) -> Facts:
-    """Give the sizes that a run's builders are told.
+    """Return the sizes that builders of a run get.
 
     Args:
         config: resolved, or a dictionary like one.
@@ -297,7 +297,7 @@ def facts_of(config: Any, federation: FederatedData) -> Facts:
 
 
 def fault_of(config: Any) -> Any:
-    """Return the fault of a resolved config, or of a dictionary like one; None: there is none."""
+    """Return the fault of a resolved config, or of such a dictionary; None if there is none."""
     section = config["faults"]
     with configs.naming("faults"):
         return FAULTS.build(section["name"], share=section["share"], factor=section["factor"])
@@ -380,8 +380,7 @@ def setup_of(
 def _protection(
     account: Account | None, config: dict[str, Any]
 ) -> Callable[[Recipe], Recipe] | None:
-    """Return the function that makes a method as private as the config says; None: it has no
-    privacy.
+    """Return the function that makes a method private, as the config says; None: no privacy.
 
     Args:
         account: of the run.
@@ -395,11 +394,11 @@ def _protection(
 
 
 def round_key(config: ml_collections.ConfigDict, key: Key[Array, ""]) -> Key[Array, ""]:
-    """Return the key of a run's rounds: the run's own, but where a private run starts from trained
+    """Return the key of a run's rounds: the run's own key, unless a private run starts from trained
     weights.
 
-    Private rounds may lie before these weights, also behind a run without privacy. With the same
-    cohorts and the same noise as there, the difference of two models would have no noise at all.
+    These weights may come from private rounds, even through a run without privacy. With the same
+    cohorts and noise as in these rounds, the difference of two models would have no noise at all.
 
     Args:
         config: resolved.
@@ -411,7 +410,7 @@ def round_key(config: ml_collections.ConfigDict, key: Key[Array, ""]) -> Key[Arr
 
 
 def account_of_run(config: ml_collections.ConfigDict, federation: FederatedData) -> Account | None:
-    """Return the account of a run's privacy; None: it has none.
+    """Return the account of a run's privacy; None: no privacy.
 
     Args:
         config: resolved.
@@ -423,7 +422,7 @@ def account_of_run(config: ml_collections.ConfigDict, federation: FederatedData)
 
 
 def privacy_of_run(built: Built) -> PrivateRun | None:
-    """Return the privacy of a run; None: it has none."""
+    """Return the privacy of a run; None: no privacy."""
     config = built.experiment.config
     mechanism = privacy_of(config)
     if mechanism is None or built.account is None:
@@ -440,7 +439,7 @@ def privacy_of_run(built: Built) -> PrivateRun | None:
 
 
 def _loss_of(section: dict[str, Any], federation: FederatedData) -> RowLoss:
-    """Build the loss of labelled examples, from the labels that clients and the server see."""
+    """Build the loss of labelled examples, from the labels visible to clients and server."""
     weights = section["class_weights"]
     counts = None
     if weights is not None and tuple(weights) != INVERSE and len(weights) != federation.num_classes:
@@ -458,7 +457,7 @@ def _loss_of(section: dict[str, Any], federation: FederatedData) -> RowLoss:
 
 
 def device_mesh(devices: int) -> Mesh | None:
-    """Make the mesh of devices that share the work of a run; None where it is one.
+    """Make the mesh of devices that share the work of a run; None for a single device.
 
     Args:
         devices: how many, over all processes.
@@ -473,7 +472,7 @@ def device_mesh(devices: int) -> Mesh | None:
 def augmentation_of(
     kind: str, config: Any, dataset: data.Dataset
 ) -> Callable[[Array, Array], Array]:
-    """Build the augmentation of a run, or the draw of views that the dataset holds.
+    """Build the augmentation of a run, or the draw among stored views.
 
     Args:
         kind: "augment" or "strong_augment".
@@ -495,7 +494,9 @@ def augmentation_of(
 
 
 def _clients_of_known_size(federation: FederatedData) -> federated.Client | None:
-    """All clients, where their sizes decide the placement and how long loops of local steps are."""
+    """Return all clients, if their sizes decide the placement and the length of loops of local
+    steps; otherwise None.
+    """
     if backend() == "cpu":
         return None
     clients: federated.Client = jax.device_get(federated.all_clients(federation))
@@ -503,7 +504,7 @@ def _clients_of_known_size(federation: FederatedData) -> federated.Client | None
 
 
 def cohort_size_of(config: Any, number: int) -> int:
-    """Return the slots of a cohort out of a number of clients that train."""
+    """Return the cohort size for a number of clients that train."""
     expected = expected_of(config, number)
     mechanism = privacy_of(config)
     if mechanism is None:
@@ -513,8 +514,8 @@ def cohort_size_of(config: Any, number: int) -> int:
 
 
 def expected_of(config: Any, number: int) -> int:
-    """Return the clients of a round out of a number that train; on average, where cohorts differ
-    in size.
+    """Return the clients of a round for a number of clients that train; the mean, if cohorts
+    vary.
     """
     given = config["federated"]["cohort_size"]
     held_out = config["data"]["test_clients"]

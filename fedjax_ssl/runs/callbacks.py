@@ -26,20 +26,20 @@ _DECISIVE = (
 
 
 class Block(NamedTuple):
-    """Rounds up to an evaluation, after which callbacks are called.
+    """Rounds up to an evaluation; callbacks are called after them.
 
     Attributes:
-        row: metrics of the evaluation by column of `metrics.csv`; a callback may add columns of
-            its own, which hold a number each (a bool, or a NumPy or JAX scalar is one).
-        state: the server's state after it. The next block takes its memory: `jax.device_get(...)`
-            of what is to be kept.
-        clients: test accuracy by name of the client, where test examples belong to clients.
-        models: models of the clients of the round that `config.save_clients` names, with a leading
-            axis, where it is one of these rounds; else None.
-        program: the run's functions and what it is made of: `program.built.federation`,
+        row: metrics of the evaluation by column of `metrics.csv`; a callback may add columns of its
+            own, which hold a number each (a bool, or a NumPy or JAX scalar is one).
+        state: the server's state after it. The next block reuses its memory: keep a copy by
+            `jax.device_get(...)`.
+        clients: test accuracy by client name, if test examples belong to clients.
+        models: models of the clients of round `config.save_clients`, with a leading axis, if it is
+            one of these rounds; otherwise None.
+        program: the run's functions, and its dataset and federation: `program.built.federation`,
             `program.predict(state, None, inputs)`. None in `fs.train`.
         rounds: number of rounds of the block.
-        last: no block follows; True as well where a callback before this one has stopped the run.
+        last: no block follows; also True if an earlier callback stopped the run.
     """
 
     row: dict[str, Any]
@@ -70,23 +70,23 @@ class History:
         return {name: row[name] for name in self._columns if name in row}
 
     def __call__(self, block: Block) -> None:
-        """Remember the row."""
+        """Store the row."""
         self.rows.append(self._part(block.row))
 
     @property
     def last_is_best(self) -> bool:
-        """Whether the last row is that of the model chosen so far."""
+        """Whether the last row is that of the best model so far."""
         return bool(self.rows) and selected(self._config, self.rows) is self.rows[-1]
 
 
 @dataclass(frozen=True)
 class Divergence:
-    """Counts the rounds without any finite update, over the blocks."""
+    """Counts the rounds without a finite update, over the blocks."""
 
     history: History
 
     def __call__(self, block: Block) -> None:
-        """Add the column where the count is not 0."""
+        """Add the column if the count is not 0."""
         divergence.carry(block.row, self.history.rows, block.rounds)
 
 
@@ -120,7 +120,7 @@ class Best:
     history: History
 
     def __call__(self, block: Block) -> None:
-        """Keep the model in memory, where it is the best; the next checkpoint writes it."""
+        """Keep the model in memory if it is the best; the next checkpoint writes it."""
         if self.history.last_is_best:
             self.folder.keep_best(block.row["round"], block.state)
 
@@ -134,7 +134,7 @@ class ClientModels:
     say: Callable[[str], None]
 
     def __call__(self, block: Block) -> None:
-        """Save them, where the round is one of this block."""
+        """Save the models if the round is in this block."""
         if not 0 <= block.row["round"] - self.number < block.rounds:
             return
         if block.models is None:
@@ -145,14 +145,14 @@ class ClientModels:
 
 @dataclass(frozen=True)
 class Report:
-    """Tells a person of the evaluation, and of what went wrong."""
+    """Reports evaluations and problems to a person."""
 
     progress: Progress
     config: ml_collections.ConfigDict
     history: History
 
     def __call__(self, block: Block) -> None:
-        """Print a line, and what there is to say."""
+        """Print a line, and the notes."""
         row = block.row
         self.progress.update(row["round"], row)
         said = divergence.note(row, self.history.rows[:-1], block.rounds, self.config)
@@ -166,13 +166,13 @@ class Report:
 
 @dataclass(frozen=True)
 class EarlyStopping:
-    """Stops where waiting for a better model is over."""
+    """Stops the run when it has waited long enough for a better model."""
 
     config: ml_collections.ConfigDict
     history: History
 
     def __call__(self, block: Block) -> bool:
-        """Tell whether `config.early_stopping.patience` is over."""
+        """Return whether `config.early_stopping.patience` is used up."""
         return out_of_patience(self.config, self.history.rows)
 
 
@@ -205,7 +205,7 @@ class Checkpoint:
         """Save the state, if it is time.
 
         Raises:
-            Preempted: a process of several was asked to end.
+            Preempted: one of several processes was asked to end.
         """
         config = self._config
         round = block.row["round"]

@@ -8,8 +8,8 @@ import jax
 
 from fedjax_ssl.backend import backend
 
-# Passes of XLA's that rewrite loops, a bit in each of up to 16 turns of all passes. On CPUs nothing
-# was slower without.
+# XLA's passes that rewrite loops, one bit for each of up to 16 iterations of all passes. On CPUs
+# nothing was slower without them.
 _REWRITING_LOOPS = (
     "simplify-while-loops",
     "while-loop-invariant-code-motion",
@@ -19,28 +19,26 @@ _LEFT_OUT = (*_REWRITING_LOOPS, "reshape-mover")
 
 
 def compiled_program(lowered: jax.stages.Lowered) -> Callable[..., Any]:
-    """Compile a program as a run's programs are compiled."""
+    """Compile a program with the options for runs."""
     try:
         return lowered.compile(compiler_options=compiler_options())
     except jax.errors.JaxRuntimeError as error:
         if "opt-barrier" not in str(error):
             raise
-        # XLA writes a loop over a handful of numbers as one kernel, and cannot write a barrier
-        # within.
+        # XLA writes a loop over a handful of numbers as one kernel, in which a barrier is
+        # impossible.
         return lowered.compile(compiler_options=compiler_options(barriers=False))
 
 
 def compiler_options(barriers: bool = True) -> dict[str, Any]:
-    """Give XLA's options: on CPUs to have less to compile and to use AVX-512
-    (docs/speed.md).
+    """Return XLA's options; on CPUs they compile less and use AVX-512 (docs/speed.md).
 
-    LLVM optimizes less, loops are not rewritten, and barriers stay until operations were put
-    together to kernels, as on accelerators, see `fedjax_ssl.federated.packing`. Vectors have 512
-    bits where the processor has them, not 256 as by XLA's default. What is named in $XLA_FLAGS
-    stays as it is there.
+    LLVM optimizes less, loops are not rewritten, and barriers stay until operations are fused to
+    kernels, as on accelerators, see `fedjax_ssl.federated.packing`. Vectors have 512 bits if the
+    processor supports it, not XLA's default of 256. Options in $XLA_FLAGS have priority.
 
     Args:
-        barriers: whether barriers are to stay.
+        barriers: keep barriers.
     """
     if backend() != "cpu":
         return {}

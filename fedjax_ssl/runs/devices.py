@@ -1,5 +1,5 @@
-"""The choice of a processor's devices: how many share a cohort, and whether more than one thread
-is worth waking.
+"""The choice of devices on a processor: how many share a cohort, and whether threads are worth
+it.
 """
 
 import functools
@@ -15,18 +15,19 @@ from flax.traverse_util import flatten_dict
 from fedjax_ssl import config as configs
 from fedjax_ssl import data, models, processor
 
-# Operations of a local step from which on devices are worth waiting for each other in every round,
-# and of an evaluation from which on it is worth several threads: about 0.1 and 10 milliseconds of a
-# core (docs/speed.md).
+# Number of operations of a local step from which on devices are worth waiting for each other in
+# every round, and of an evaluation from which on several threads are worth it: about 0.1 and 10
+# milliseconds of a core (docs/speed.md).
 _WORTH_SHARING = 5e6
 _WORTH_THREADS = 5e8
-# Every device holds the values of the whole cohort, to add them in order: these may take this share
+# Every device holds the values of the whole cohort, to add them in order. They may take this share
 # of the memory.
 _SHARE = 0.25
 
 
 def forward_operations(network: Mapping[str, Any], num_classes: int, shape: Sequence[int]) -> int:
-    """Count the operations of one example's forward pass, a third of those of its gradient.
+    """Count the operations of one example's forward pass, which are a third of those of its
+    gradient.
 
     Args:
         network: the section `model` of a config.
@@ -53,8 +54,7 @@ def _count(name: str, options: str, num_classes: int, shape: tuple[int, ...]) ->
             name, num_classes=num_classes, input_shape=shape, **json.loads(options)
         )
     parameters = models.count_parameters(jax.eval_shape(lambda: model.init(jax.random.key(0)))[0])
-    # A model of a user's own does not count its operations; it uses each of its parameters once at
-    # least.
+    # A user's own model does not count its operations; it uses each parameter at least once.
     return (
         2 * parameters if model.forward_operations is None else model.forward_operations(),
         parameters,
@@ -62,10 +62,10 @@ def _count(name: str, options: str, num_classes: int, shape: tuple[int, ...]) ->
 
 
 def choose_devices(config: ml_collections.ConfigDict, dataset: data.Dataset) -> int:
-    """Choose how many devices share a cohort where `config.federated.devices` does not say it.
+    """Choose how many devices share a cohort if `config.federated.devices` does not say.
 
-    All of a CPU's where a local step has work enough, and the memory holds the cohort's values on
-    each of them; results have the same bits. Elsewhere one.
+    On a CPU, all devices if a local step has enough work and the memory can hold the cohort's
+    values on each of them; results have the same bits. Otherwise one.
 
     Args:
         config: resolved.
@@ -88,11 +88,11 @@ def choose_devices(config: ml_collections.ConfigDict, dataset: data.Dataset) -> 
 
 
 def start_processor(config: ml_collections.ConfigDict, dataset: data.Dataset) -> None:
-    """Give XLA one thread in a process for runs like this one, if its operations are too small to
-    wake another.
+    """Give XLA one thread in a process for runs like this one, if its operations are too small for
+    more.
 
-    Without effect where JAX has computed before, also where the model asks for its backend, as
-    convolutions do. Graphs and predictions take all cores.
+    Without effect if JAX has computed before, or if the model asks for the backend, as convolutions
+    do. Graphs and predictions use all cores.
 
     Args:
         config: resolved.
@@ -113,8 +113,8 @@ def start_processor(config: ml_collections.ConfigDict, dataset: data.Dataset) ->
 
 
 def check_debugging() -> None:
-    """Refuse JAX's search for NaN and infinity, which stand for what is not defined, such as the
-    accuracy of a client without test examples.
+    """Refuse JAX's search for NaN and infinity, because NaN stands for undefined values, such as
+    the accuracy of a client without test examples.
     """
     for name in ("jax_debug_nans", "jax_debug_infs"):
         if getattr(jax.config, name):

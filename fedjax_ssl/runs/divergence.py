@@ -1,5 +1,5 @@
-"""A run whose training has diverged: no update is finite any more, so that the model stays as it
-is.
+"""Runs whose training has diverged: no update is finite any more, so the model never changes
+again.
 """
 
 import math
@@ -30,10 +30,10 @@ _USUAL_IN_METHOD = 1e3
 
 
 def carry(row: dict[str, Any], before: Sequence[Row], rounds: int) -> int:
-    """Add the earlier blocks' count of diverged rounds to that of this block; kept in the row where
+    """Add the count of diverged rounds in earlier blocks to that of this block; the row keeps it if
     it is not 0.
 
-    Where nobody learned anything in the whole block, there is no mean loss: it becomes nan.
+    If no client learned anything in the whole block, the mean loss becomes nan.
 
     Args:
         row: metrics of the block, with `DIVERGED_ROUNDS` as `fedjax_ssl.runs.rounds` counts it.
@@ -54,7 +54,7 @@ def carry(row: dict[str, Any], before: Sequence[Row], rounds: int) -> int:
 
 
 def note(row: Row, before: Sequence[Row], rounds: int, config: ml_collections.ConfigDict) -> str:
-    """Say that a block diverged for the first time, or is about to; empty otherwise.
+    """Return a note if a block diverged for the first time or is about to; otherwise "".
 
     Args:
         row: metrics of the block, after `carry`.
@@ -95,7 +95,7 @@ def note(row: Row, before: Sequence[Row], rounds: int, config: ml_collections.Co
 
 
 def ended(state: Any, rows: Sequence[Row], config: ml_collections.ConfigDict) -> dict[str, Any]:
-    """Give the summary's fields of a run that ended without recovering; empty for all others.
+    """Return the summary's fields of a run that ended without recovering; empty for all others.
 
     Args:
         state: after the last round.
@@ -103,8 +103,8 @@ def ended(state: Any, rows: Sequence[Row], config: ml_collections.ConfigDict) ->
         config: resolved.
 
     Returns:
-        "diverged_in_round": the first round without a finite update, or the last one where the
-        model itself is not finite. "diverged": a sentence for the user.
+        "diverged_in_round": the first round without a finite update, or the last one if the model
+        itself is not finite. "diverged": a sentence for the user.
     """
     if not rows:
         return {}

@@ -17,7 +17,7 @@ from fedjax_ssl.runs.summary import summarize, what_was_predicted
 
 
 def finish(run: Run) -> None:
-    """Make the predictions that are asked for, score the model and write the summary."""
+    """Make the predictions, score the model and write the summary."""
     config = run.config
     built = run.built
     last = run.state
@@ -27,7 +27,7 @@ def finish(run: Run) -> None:
     summary = summarize(config, rows, run.seconds, prediction_files.summary_of(outcomes))
     summary |= divergence.ended(last, rows, config)
     files = run.files
-    # on one of its devices; the others wait for the summary
+    # On one of its devices; the other processes wait for the summary.
     if config.rounds and run.folder is not None:
         scored = score_run(run.program, round, chosen, run.names)
         for line in scored.notes:
@@ -70,19 +70,19 @@ def finish(run: Run) -> None:
             )
         run.folder.write("summary.json", encode_json(summary, indent=2) + "\n")
     run.writers.finish(summary)
-    # The others get the summary when the files are there: nobody is at the end before the
-    # folder is whole.
+    # The other processes get the summary once the files exist, so none ends before the folder is
+    # complete.
     run.summary = run.team.values_from_first(summary)
     _tell_end(run, files)
 
 
 def summary_of_before(run: Run) -> dict[str, Any] | None:
-    """Return the summary of a run that is complete already, and say so; None where it is not."""
+    """Return the summary of a run that is already complete, and say so; None for other runs."""
     found = None if run.folder is None else run.folder.summary()
     summary: dict[str, Any] | None = run.team.values_from_first(found)
     if summary is None or summary.get("prediction", {}) != what_was_predicted(run.config):
         return None
-    # a callback may have stopped it
+    # A callback may have stopped it.
     if not (run.over or summary.get("stopped_early")):
         return None
     run.progress.note("this run is complete already")
@@ -93,12 +93,14 @@ def summary_of_before(run: Run) -> dict[str, Any] | None:
 
 
 def _curves(run: Run) -> dict[str, str]:
-    """Say which command draws the curves of a run."""
+    """Print the command that draws the curves of a run."""
     return {"curves": shlex.join(["fedjax-ssl", "report", str(run.path)])}
 
 
 def _files_that_are_there(run: Run) -> dict[str, Path]:
-    """Files of a complete run; says which are gone, and draws the partition if it is not there."""
+    """Return the files of a complete run; note missing files, and draw the partition if it is
+    missing.
+    """
     if run.folder is None:
         return {}
     if run.pictures:
@@ -110,8 +112,8 @@ def _files_that_are_there(run: Run) -> dict[str, Path]:
 
 
 def _chosen(run: Run) -> tuple[int, Any]:
-    """Give the round and the state, on one device, of the model that is chosen; predictions
-    are made by the last one unless `config.early_stopping` asks for the best.
+    """Return round and state of the chosen model, on one device. Predictions use the last model
+    unless `config.early_stopping` asks for the best.
     """
     here = on_one_device(run.state)
     best = None if run.folder is None else run.folder.restore_best(run.template)
@@ -122,7 +124,7 @@ def _chosen(run: Run) -> tuple[int, Any]:
 
 
 def _predict(run: Run) -> list[one_shot.Predicted]:
-    """Predict in every way that is asked for, and write the tables after each."""
+    """Make all predictions, and write the tables after each."""
     built = run.built
     natural = run.config.partition.name == "natural"
     key = run.inputs.key

@@ -1,4 +1,4 @@
-"""Where a run starts from: the trained network of another run, in place of random weights."""
+"""The trained network of another run as the start of a run, in place of random weights."""
 
 import importlib
 import json
@@ -20,17 +20,16 @@ from fedjax_ssl.models import Model, started
 from fedjax_ssl.runs import model_file
 from fedjax_ssl.runs.build import Experiment
 
-# options of networks that change their training or how they are computed, and not what arrays mean
-OTHERWISE = 0.1  # deviations that standardized inputs are off, or this share of one, and more
+# Options of networks that change training or computation, but not the meaning of arrays.
+OTHERWISE = 0.1
 TRAINING = ("dropout", "dropout_rate", "lowering", "stochastic_depth", "weights")
 
 
 def start_of(experiment: Experiment) -> Callable[[Model], Model] | None:
-    """Give the function that puts in the weights which a resolved config names; None: it names
-    none.
+    """Return the function that sets the weights of a resolved config; None: random weights.
 
     Raises:
-        ConfigError: classes or columns of theirs have another place in this experiment.
+        ConfigError: their classes or columns are in another order than in this experiment.
     """
     config = experiment.config
 
@@ -46,14 +45,14 @@ def start_of(experiment: Experiment) -> Callable[[Model], Model] | None:
 
 
 def check_names(experiment: Experiment) -> None:
-    """Compare classes and columns with those that the weights were trained on, by name, and note
-    options of the network that its arrays do not show.
+    """Compare classes and columns with those of the weights, by name, and note options of the
+    network that arrays do not show.
 
     Args:
-        experiment: names the weights in its config; a file that says nothing of them passes.
+        experiment: experiment whose config names the weights; a file without such facts passes.
 
     Raises:
-        ValueError: a class or column has another place; says what brings them in order.
+        ValueError: a class or column is in another place; the message says how to order them.
     """
     dataset = experiment.dataset
     path = Path(experiment.config.start_from).expanduser()
@@ -68,7 +67,7 @@ def check_names(experiment: Experiment) -> None:
         ("columns", "data.features", model_file.columns(facts), inputs),
     ):
         if not before or not now or list(before) == list(now) or len(before) != len(now):
-            continue  # weights of another number are refused by their shape
+            continue  # other numbers are refused by their shape
         told = f"it was trained on the {what} {_listed(before)}, and these are {_listed(now)}"
         places = {name: number for number, name in enumerate(now)}
         if any(places.get(name, number) != number for number, name in enumerate(before)):
@@ -84,7 +83,7 @@ def check_names(experiment: Experiment) -> None:
 
 
 def _note_options(trained: Mapping[str, Any], network: Mapping[str, Any]) -> None:
-    """Note options of the network that its arrays do not show and that were others in training."""
+    """Note options of the network that arrays do not show and that were different in training."""
     options = CHOICES["model"].options(network["name"])
     for name, default in (("name", None), *((name, one.default) for name, one in options.items())):
         before, now = (
@@ -96,8 +95,8 @@ def _note_options(trained: Mapping[str, Any], network: Mapping[str, Any]) -> Non
 
 
 def _note_standardization(trained: Mapping[str, Any], dataset: Dataset) -> None:
-    """Note where a network gets inputs that are standardized otherwise than those of its training:
-    the same example is another one to it.
+    """Note if the network's inputs are standardized differently than in its training, because it
+    then sees other values for the same example.
     """
     was_by_client = bool(trained.get("clients"))
     if was_by_client != ("client_statistics" in dataset.extra):
@@ -146,7 +145,7 @@ def _note_fills(trained: Mapping[str, Any], now: Any) -> None:
         return
     if not before.missing == now.missing == "median":
         return
-    std = (trained.get("inputs") or {}).get("std") or (1.0,)  # one for all, or one for each
+    std = (trained.get("inputs") or {}).get("std") or (1.0,)  # one for all, or one each
     deviations = np.broadcast_to(std, len(before.inputs)).tolist()
     widths = dict(zip(before.inputs, deviations, strict=True))
     fills = {one.name: one.fill for one in before.features if not one.levels}
@@ -179,7 +178,7 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def round_of(folder: Path) -> str:
-    """Say which round's model a run gives to one that starts from it."""
+    """Return the round whose model a run gives to another run that starts from it."""
     stored, _, kind, checkpoints = model_file.find(folder, "auto")
     which = "the last one" if stored.summary is not None else "the last one so far"
     if kind == "best":
@@ -193,30 +192,30 @@ def _facts_of_run(folder: Path) -> dict[str, Any]:
 
 
 def _facts_of_file(path: Path) -> dict[str, Any]:
-    """Read what `save_parameters` says beside the arrays; nothing where a file says nothing, or
+    """Read the facts that `save_parameters` stores beside the arrays; empty if a file has none or
     cannot be read.
     """
     try:
         with importlib.import_module("safetensors").safe_open(path, framework="numpy") as file:
             found = json.loads((file.metadata() or {}).get("fedjax_ssl", "{}"))
-    except Exception:  # said where its arrays are read
+    except Exception:  # reported when its arrays are read
         return {}
     return found if isinstance(found, dict) else {}
 
 
 def start_from(model: Model, place: str) -> Model:
-    """Return the same model, started from parameters and batch statistics that were trained before.
+    """Return the model with its start at trained parameters and batch statistics.
 
     Args:
         model: the network with random weights.
-        place: a run folder, whose model is the one that `load_run` takes, or a file of
+        place: a run folder, with the model that `load_run` takes, or a file of
             `TrainedModel.save_parameters`.
 
     Returns:
         A model with another `init`, which reads nothing, and the same `apply`.
 
     Raises:
-        ValueError: there are no such weights, or they are of another network; says which.
+        ValueError: the weights do not exist, or belong to another network.
     """
     path = Path(place).expanduser()
     return started(model, _of_file(path) if path.is_file() else _of_run(path), place)
@@ -224,7 +223,7 @@ def start_from(model: Model, place: str) -> Model:
 
 def _of_run(folder: Path) -> Mapping[str, np.ndarray]:
     stored, description, _, checkpoints = model_file.find(folder, "auto")
-    with jax.ensure_compile_time_eval():  # a run's `init` is traced where this is read
+    with jax.ensure_compile_time_eval():  # may be read while a run's `init` is traced
         _, rebuilt = model_file.rebuild(stored, description)
         if rebuilt.method.network is None or rebuilt.method.recipe.alone:
             raise ValueError(
@@ -245,7 +244,7 @@ def _of_file(path: Path) -> Mapping[str, np.ndarray]:
         raise ValueError(
             f"{path} needs the package safetensors: {how_to_install('export')}"
         ) from error
-    except Exception as error:  # the library has an error of its own, which is no ValueError
+    except Exception as error:  # the library's own error is no ValueError
         raise ValueError(
             f"{path} is neither a run folder nor a .safetensors file that can be read: {error}"
         ) from error

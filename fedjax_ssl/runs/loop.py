@@ -32,7 +32,7 @@ def loop(runs: Sequence[Run]) -> None:
     """Bring runs to their end, block by block. Runs that are behind go first, and runs at the same
     round share one program. A run that a user's callback stops is not finished here.
 
-    A run that cannot go on has its `error`; the others go on.
+    A run that fails gets its `error`; the others continue.
 
     Args:
         runs: runs of the same `Shared`.
@@ -54,7 +54,7 @@ def loop(runs: Sequence[Run]) -> None:
 
 @contextlib.contextmanager
 def _ending(runs: Sequence[Run]) -> Iterator[None]:
-    """End these runs, and no others, where an error is raised."""
+    """End these runs, and no others, if an error is raised."""
     try:
         yield
     except Exception as error:
@@ -67,7 +67,7 @@ def _advance(together: Sequence[Run]) -> Advanced:
     first = together[0]
     begin = time.perf_counter()
     inputs = [one.block_inputs() for one in together]
-    waited = time.perf_counter() - begin  # for examples that come from the host
+    waited = time.perf_counter() - begin  # waiting for examples from the host
     states = [one.state for one in together]
     advanced = first.program.advance(
         states, inputs, first.rounds, first.progress.compiling, first.running, first.saved
@@ -79,7 +79,7 @@ def _advance(together: Sequence[Run]) -> Advanced:
 
 
 class Point(NamedTuple):
-    """A run to be done."""
+    """A run to do."""
 
     config: ml_collections.ConfigDict  # resolved
     workdir: str | Path
@@ -96,27 +96,27 @@ def run(
     callbacks: Sequence[Callback] = (),
     quiet: bool = False,
 ) -> dict[str, Any]:
-    """Run an experiment in a run folder, or go on with the one that is there.
+    """Run an experiment in a run folder, or continue the run in that folder.
 
-    The same config on the same folder resumes from the last checkpoint and ends in the same
-    numbers, bit for bit.
+    The same config on the same folder resumes from the last checkpoint and gives the same numbers,
+    bit for bit.
 
     Args:
         config: a config as a config file returns it.
-        workdir: the run folder; see `fedjax_ssl.folder.RunFolder`. Of several processes, only
+        workdir: the run folder; see `fedjax_ssl.folder.RunFolder`. With several processes, only
             process 0 uses it.
-        team: from `fedjax_ssl.runs.processes`, where several processes train one federation: all of
-            them call this.
-        shared: datasets and programs of this process, so that its runs compile once; nothing by
+        team: from `fedjax_ssl.runs.processes`, if several processes train one federation: then all
+            of them call this.
+        shared: datasets and programs of this process, so that its runs compile once; new by
             default.
         callbacks: a list of functions of a `fedjax_ssl.runs.Block`, called in this order after
-            every evaluation. They may add columns to its row, of a number each; one that returns
-            True ends the run, with predictions and summary. An error in one leaves this call once
-            row and checkpoint are saved. Of several processes, each calls its own.
-        quiet: print nothing but notes about the data, on standard error.
+            every evaluation. They may add columns to its row, with one number each. A callback that
+            returns True ends the run, with predictions and summary. If one raises an error, row and
+            checkpoint are saved first. With several processes, each calls its own.
+        quiet: print only notes about the data, on standard error.
 
     Returns:
-        What `summary.json` holds.
+        The content of `summary.json`.
 
     Raises:
         ConfigError: a setting cannot be used.
@@ -126,7 +126,7 @@ def run(
         ConfigMismatch: the folder holds a run with another config.
         RunFolderError: the folder holds a run on other data.
         CheckpointError: the folder's checkpoints cannot be used.
-        Preempted: a process of several was asked to end; the checkpoint is saved.
+        Preempted: one of several processes was asked to end; the checkpoint is saved.
 
     Example:
         >>> config = fs.load_config("digits_fedavg", {"rounds": 2, "eval_every": 1})
@@ -137,7 +137,7 @@ def run(
     team = team or Team()
     resolved = configs.resolve(config)
     common = resolved.to_dict()
-    del common["distributed"]  # every process has its own, as it has its own place of the data
+    del common["distributed"]  # differs by process, as the place of the data does
     for own in ("root", "download"):
         del common["data"][own]
     team.check_same(
@@ -171,20 +171,19 @@ def _notes_of(runs: Iterable[Run]) -> Iterator[str]:
 
 
 def run_batch(points: Sequence[Point], shared: Shared) -> list[dict[str, Any] | Exception | None]:
-    """Run several experiments at once, vectorized in one program where code and shapes are the
-    same.
+    """Run several experiments at once, vectorized in one program if code and shapes are the same.
 
-    Every run leaves the folder that `run` leaves, and goes on with the one that is there. Its
-    numbers are those of `run` but for rounding: vectorized products add in another order.
+    Every run writes the same folder as `run`, and continues an existing one. Its numbers are those
+    of `run` except for rounding, because vectorized products add in another order.
 
     Args:
-        points: the runs, in different folders. Where the device is too small for all, they end with
-            `OutOfMemory`.
+        points: the runs, in different folders. If the device is too small for all together, they
+            end with `OutOfMemory`.
         shared: datasets and programs of the process.
 
     Returns:
-        For every run its summary, None where a callback has stopped it, which leaves a checkpoint
-        and no summary, or the exception that ended it; the others go on.
+        For every run its summary; None if a callback stopped it, which leaves a checkpoint and no
+        summary; or the exception that ended it. The other runs continue.
     """
     results: list[dict[str, Any] | Exception | None] = [None] * len(points)
     with contextlib.ExitStack() as stack:

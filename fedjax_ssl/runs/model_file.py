@@ -1,5 +1,5 @@
-"""model.json: facts that a trained model needs beside its config and a checkpoint to work without
-the data.
+"""model.json: facts that a trained model needs, besides config and checkpoint, to work without the
+data.
 
     version         of this file
     dataset         name of the dataset
@@ -56,16 +56,16 @@ from fedjax_ssl.runs.build import Experiment, build
 PyTree = Any
 VERSION = 1
 CHECKPOINTS = ("auto", "best", "last")
-SEEN = "labels_seen.txt"  # digests of the examples of a user's own whose labels a run has seen
-_MOST_SEEN = 1 << 30  # bytes of these
-_ALIKE = 0.9  # share of these that differ, below which examples cannot be told apart
-# Sections whose code of a user's own a trained model does without; of "optimizer" unless its state
-# is kept.
+SEEN = "labels_seen.txt"  # digests of a user's own examples whose labels a run has seen
+_MOST_SEEN = 1 << 30  # bytes of these digests, at most
+_ALIKE = 0.9  # share of different digests below which examples cannot be identified
+# Sections with user code that a trained model does not need; "optimizer" too, unless its state is
+# kept.
 _OF_TRAINING = ("data", "partition", "supervision", "augment", "strong_augment", "cohort")
 
 
 class TrainedModelError(UserError):
-    """A run folder without a usable model, or inputs that the model does not take."""
+    """A run folder without a usable model, or inputs that do not fit the model."""
 
 
 class Rebuilt(NamedTuple):
@@ -79,12 +79,12 @@ class Rebuilt(NamedTuple):
 
 
 def describe(experiment: Experiment, federation: FederatedData, split: str) -> dict[str, Any]:
-    """Gather the content of `model.json`.
+    """Return the content of `model.json`.
 
     Args:
         experiment: resolved config and dataset.
         federation: not traced.
-        split: its hash.
+        split: hash of its split.
     """
     dataset = experiment.dataset
     given = experiment.config.data
@@ -101,7 +101,7 @@ def describe(experiment: Experiment, federation: FederatedData, split: str) -> d
             "max": dataset.input_max,
             "mean": predicted.mean,
             "std": predicted.std,
-            # name -> mean and std, where each has its own
+            # name -> mean and std, if each client has its own
             "clients": dataset.extra.get("client_statistics"),
         },
         "reading": None if dataset.reading is None else dataset.reading.as_json(),
@@ -115,9 +115,8 @@ def describe(experiment: Experiment, federation: FederatedData, split: str) -> d
 
 
 def labels_seen(experiment: Experiment, federation: FederatedData) -> str | None:
-    """List digests of the examples that a run is trained on with their labels, or chosen by; None
-    for published data, which everybody knows, where clients are to stay private, and where
-    examples cannot be told apart.
+    """Return digests of the examples whose labels a run trains on or is selected by. None for
+    published data, which everyone knows, for private clients, and if examples cannot be identified.
 
     Args:
         experiment: resolved config and dataset.
@@ -142,24 +141,26 @@ def labels_seen(experiment: Experiment, federation: FederatedData) -> str | None
 
 
 def columns(model: dict[str, Any]) -> list[str] | None:
-    """Name the inputs of a model of a table, as `describe` or `save_parameters` has them."""
+    """Return the names of the inputs of a model of a table, from the result of `describe` or
+    `save_parameters`.
+    """
     reading = reading_from_json(model.get("reading"))
     return reading.inputs if isinstance(reading, TableReading) else None
 
 
 def rebuild(stored: StoredRun, model: dict[str, Any]) -> tuple[ml_collections.ConfigDict, Rebuilt]:
-    """Rebuild the method of a run from its folder. Code of a user's own that only training needs
-    is not imported.
+    """Rebuild the method of a run from its folder. User code that only training needs is not
+    imported.
 
     Args:
         stored: the run.
-        model: as `describe` gives it.
+        model: content of `model.json`, see `describe`.
 
     Returns:
         (config, resolved, rebuilt).
 
     Raises:
-        TrainedModelError: code of the user's own that the model needs is not there.
+        TrainedModelError: the user's code that the model needs is missing.
         ConfigError: the config cannot be used.
     """
     copy = stored.path / CODE_FOLDER
@@ -189,7 +190,7 @@ def rebuild(stored: StoredRun, model: dict[str, Any]) -> tuple[ml_collections.Co
 
 
 def registered_elsewhere(config: dict[str, Any]) -> list[str]:
-    """List what a stored config names that neither the package nor this session knows."""
+    """List the names in a stored config that neither the package nor this session knows."""
     found = []
     for section, registry in configs.REGISTRIES.items():
         name = str(config.get(section, {}).get("name"))
@@ -228,15 +229,15 @@ def _rebuilt(stored: StoredRun, model: dict[str, Any]) -> tuple[ml_collections.C
 
 
 def resolved_of(stored: dict[str, Any]) -> ml_collections.ConfigDict:
-    """Resolve the config of a folder; a field that came later than the folder has its default."""
+    """Resolve the config of a folder; a field that is newer than the folder gets its default."""
     config = configs.with_settings(configs.default(), flatten_dict(stored, sep="."))
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", configs.ConfigNote)  # the run has said these
+        warnings.simplefilter("ignore", configs.ConfigNote)  # the run has already shown these
         return configs.resolve(config)
 
 
 def _without_training(config: dict[str, Any]) -> dict[str, Any]:
-    """Take what is of a user's own and only training needs out of a stored config."""
+    """Remove user code that only training needs from a stored config."""
     kept = flatten_dict(config, sep=".")
     sections = [*_OF_TRAINING]
     if not (kept.get("optimizer.keep_state") or kept.get("optimizer.average_state")):
@@ -260,8 +261,8 @@ def _without_training(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def _for_prediction(config: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
-    """Give the config of the same network on one device, without the places that its weights once
-    came from.
+    """Return the config for the same network on one device, without the places of its first
+    weights.
     """
     changed = ml_collections.ConfigDict(config.to_dict())
     changed.federated.update({"devices": 1, "reduce": "ordered", "placement": "sequential"})
@@ -273,8 +274,8 @@ def _for_prediction(config: ml_collections.ConfigDict) -> ml_collections.ConfigD
 
 
 def _without_contents(part: Any) -> Any:
-    """Give a federation, or a part of it, as JSON can hold it: an array is its type and shape."""
-    if hasattr(part, "shape"):  # examples on the host are a dataclass that stands for an array
+    """Turn a federation, or a part of it, into JSON; an array becomes its type and shape."""
+    if hasattr(part, "shape"):  # examples on the host are a dataclass in place of an array
         return {"dtype": str(part.dtype), "shape": list(part.shape)}
     if dataclasses.is_dataclass(part):
         return {
@@ -285,11 +286,11 @@ def _without_contents(part: Any) -> Any:
 
 
 def _of_shapes(kind: type, stored: dict[str, Any]) -> Any:
-    """Make a federation of shapes from that."""
+    """Make a federation of shapes from the result of `_without_contents`."""
     fields = {}
     for field in dataclasses.fields(kind):
         if field.name not in stored:
-            continue  # it came later, and has a default
+            continue  # a newer field, with a default
         value = stored[field.name]
         if isinstance(value, dict) and field.name == "weak":
             value = _of_shapes(WeakLabels, value)
@@ -303,7 +304,7 @@ def read(text: str) -> dict[str, Any]:
     """Read `model.json`.
 
     Raises:
-        ValueError: it is no JSON, or of a later version of this package.
+        ValueError: it is no JSON, or from a later version of this package.
     """
     model: dict[str, Any] = json.loads(text)
     if model.get("version") != VERSION:
@@ -325,14 +326,13 @@ def find(folder: Path, checkpoint: str) -> tuple[StoredRun, dict[str, Any], str,
 
     Args:
         folder: the run folder.
-        checkpoint: one of `CHECKPOINTS`; "auto": the best one where there is one, otherwise the
-            last one.
+        checkpoint: one of `CHECKPOINTS`; "auto": the best one if it exists, otherwise the last one.
 
     Returns:
         (run, content of model.json, "best" or "last", the checkpoints of this kind).
 
     Raises:
-        TrainedModelError: the folder holds no run, or none with such a model.
+        TrainedModelError: the folder has no run, or no such model.
     """
     if checkpoint not in CHECKPOINTS:
         raise TrainedModelError(f"checkpoint is {checkpoint!r}; allowed: {', '.join(CHECKPOINTS)}")

@@ -25,7 +25,7 @@ from fedjax_ssl.runs.first_weights import round_of
 from fedjax_ssl.runs.model_file import TrainedModelError
 from fedjax_ssl.runs.summary import asks_for_selection
 
-_LISTED = 10_000  # clients in partition.txt at most
+_LISTED = 10_000  # most clients in partition.txt
 
 
 def tell_start(run: Run) -> None:
@@ -87,7 +87,7 @@ def start_notes(run: Run) -> Iterator[str]:
 
 
 def _rounds_of_server(built: Built) -> Iterator[str]:
-    """Say in which rounds only the server trains, where clients train in others."""
+    """Note the rounds in which only the server trains, if clients train in others."""
     recipe = built.method.recipe
     if not any(stage.clients for stage in recipe.stages):
         return
@@ -101,7 +101,7 @@ def _rounds_of_server(built: Built) -> Iterator[str]:
 
 
 def _notes_of_saved_clients(run: Run, number: int) -> Iterator[str]:
-    """Say what the models of clients will take, or why they cannot be had any more."""
+    """Note the disk space of clients' models, or why they can no longer be saved."""
     if number > run.round:
         count = run.config.federated.cohort_size or run.built.federation.num_clients
         yield advice.saved_clients(number, count, run.template, run.path / "clients")
@@ -113,12 +113,12 @@ def _notes_of_saved_clients(run: Run, number: int) -> Iterator[str]:
 
 
 def about_data(built: Built, template: ServerState, names: Sequence[str]) -> list[str]:
-    """Find data that are not used, not tested, or seen alone by batch norm, a sentence each.
+    """Find data that are unused or untested, or single in a batch with batch norm, a sentence each.
 
     Args:
         built: the run.
         template: shapes of its state.
-        names: of its clients.
+        names: names of its clients.
     """
     experiment = built.experiment
     dataset = experiment.dataset
@@ -141,7 +141,7 @@ def about_data(built: Built, template: ServerState, names: Sequence[str]) -> lis
 
 
 def _unlabelled_classes(federation: data.FederatedData, names: Sequence[str]) -> list[str]:
-    """Find classes of which nobody sees a label where others have some."""
+    """Find classes without any visible label if others have some."""
     observed = np.asarray(federation.observed)
     counts = np.bincount(observed[observed >= 0], minlength=len(names))
     without = np.flatnonzero(counts == 0)
@@ -154,7 +154,7 @@ def _unlabelled_classes(federation: data.FederatedData, names: Sequence[str]) ->
 
 
 def _alone(built: Built, names: Sequence[str]) -> list[str]:
-    """Find clients whose batches, or the last of them, have one example."""
+    """Find clients with a batch, or a last batch, of one example."""
     federation = built.federation
     size = built.experiment.config.optimizer.batch_size
     labelled = np.asarray(federation.num_labelled)
@@ -173,7 +173,7 @@ def _alone(built: Built, names: Sequence[str]) -> list[str]:
 
 
 def about_training(built: Built) -> Iterator[str]:
-    """Find settings of the training that may not be meant, a sentence each.
+    """Find settings of training that may be unintended, a sentence each.
 
     Args:
         built: the run.
@@ -193,23 +193,23 @@ def about_training(built: Built) -> Iterator[str]:
 
 
 def _round_of_start(built: Built) -> Iterator[str]:
-    """Say which round of another run the first weights are of."""
+    """Note the round of another run from which the first weights come."""
     place = built.experiment.config.start_from
     if not place:
         return
     folder = Path(place).expanduser()
-    if not (folder / "model.json").exists():  # a file, or gone since
+    if not (folder / "model.json").exists():  # a file, or meanwhile gone
         return
     try:
         round = round_of(folder)
-    except TrainedModelError:  # its checkpoints are gone, which a run that goes on does without
+    except TrainedModelError:  # its checkpoints are gone, and a resumed run does not need them
         return
     yield f"config.start_from takes the model of {place} after {round}"
 
 
 def _kept_round(built: Built) -> Iterator[str]:
-    """Say which round's models are kept where clients have models of their own, which are not
-    scored on validation examples.
+    """Note the round whose models are kept if clients have their own models, because validation
+    examples do not score these.
     """
     method = built.method
     if (
@@ -226,7 +226,7 @@ def _kept_round(built: Built) -> Iterator[str]:
 
 
 def _own_models_at_start(built: Built) -> Iterator[str]:
-    """Say what clients' own models start from, where another run's weights are the start."""
+    """Note the start of clients' own models if the run starts from another run's weights."""
     method = built.method
     if (
         built.experiment.config.start_from
@@ -240,7 +240,7 @@ def _own_models_at_start(built: Built) -> Iterator[str]:
 
 
 def _random_rest(built: Built) -> Iterator[str]:
-    """Say where a part is trained of a network of the package that starts from nothing."""
+    """Note if only a part of a network with random weights is trained."""
     config = built.experiment.config
     model = config.model
     if model.train != "all" and not (
@@ -253,9 +253,7 @@ def _random_rest(built: Built) -> Iterator[str]:
 
 
 def _inputs_of_weights(built: Built) -> Iterator[str]:
-    """Say where inputs are standardized otherwise than those that published weights were trained
-    on.
-    """
+    """Note if inputs are standardized differently than for published weights."""
     config = built.experiment.config
     if not config.model.get("weights") or config.data.mean is not None:
         return

@@ -1,5 +1,5 @@
-"""Callbacks and metrics of a user's own: refused at the start where they cannot be called, and
-called so that a fault in them costs no block of rounds.
+"""A user's own callbacks and metrics: checked at the start, and called so that an error costs no
+block of rounds.
 """
 
 import math
@@ -25,15 +25,15 @@ class OwnCallbacks:
     """The user's functions as one callback.
 
     Attributes:
-        stopped: one of them has ended the run before its time.
+        stopped: one of them ended the run early.
     """
 
     def __init__(self, functions: Iterable[Callback], team: Team):
-        """Check that they can be called.
+        """Check that the functions can be called.
 
         Args:
-            functions: called in this order.
-            team: all processes; what one of them stops is stopped in all.
+            functions: functions, called in this order.
+            team: all processes; if one of them stops, all stop.
 
         Raises:
             UserError: it is no list, or something in it is no function of one argument.
@@ -43,10 +43,10 @@ class OwnCallbacks:
         self.stopped = False
 
     def __call__(self, block: Block) -> bool:
-        """Call them; tell whether one of them stops the run.
+        """Call the functions; return whether one of them stops the run.
 
         Raises:
-            UserError: what `call` says, or that a function of another process has raised an error.
+            UserError: as `call`, or a function of another process raised an error.
             Exception: what a function raises. The row is then as it was before this function, and
                 those after it are not called.
         """
@@ -58,7 +58,8 @@ class OwnCallbacks:
                 stop = call(function, block)
             except Exception as error:
                 failed = error
-            someone_failed = self._team.any(failed is not None)  # before an error leaves: all wait
+            # before any error is raised, because all processes wait here
+            someone_failed = self._team.any(failed is not None)
             if failed is not None:
                 raise failed
             if someone_failed:
@@ -71,7 +72,7 @@ class OwnCallbacks:
 
 
 def checked(functions: Iterable[Callback]) -> tuple[Callback, ...]:
-    """Give callbacks as a tuple.
+    """Return callbacks as a tuple.
 
     Raises:
         UserError: they are no list, or something in it is no function of one argument.
@@ -89,14 +90,14 @@ def checked(functions: Iterable[Callback]) -> tuple[Callback, ...]:
 
 
 def call(function: Callback, block: Block) -> bool:
-    """Call a function of a user's own with a block; tell whether it stops the run.
+    """Call a user's own function with a block; return whether it stops the run.
 
-    What it adds to the row is stored as Python's numbers.
+    Columns that it adds to the row become Python numbers.
 
     Raises:
         UserError: it returned anything but True, False or None, or put something else into the row
             than a number in a column of its own.
-        Exception: what it raises. In both cases the row is as it was before.
+        Exception: an error of the function. In both cases the row is unchanged.
     """
     before = dict(block.row)
     try:
@@ -114,9 +115,9 @@ def call(function: Callback, block: Block) -> bool:
 def _added(
     function: Callback, row: dict[str, Any], before: dict[str, Any]
 ) -> dict[str, bool | int | float]:
-    """Give the columns that a function has added, as Python's numbers."""
+    """Return the columns that a function added, as Python numbers."""
     told = f"callback {_name(function)}"
-    # by identity: what was there may be an array
+    # By identity: old values may be arrays.
     lost = [name for name in before if name not in row or row[name] is not before[name]]
     if lost:
         raise UserError(
@@ -142,7 +143,7 @@ def _added(
 
 
 def _stops(function: Callback, returned: Any) -> bool:
-    """Tell whether what a function returned is True; refuse what is neither that nor False."""
+    """Return whether a function returned True; refuse anything but True, False and None."""
     if returned is None:
         return False
     truth = isinstance(returned, bool) or getattr(returned, "dtype", None) == np.bool_
@@ -159,8 +160,8 @@ def _name(function: Callable[..., Any]) -> str:
 
 
 class OwnMetrics:
-    """The functions (labels [n], probabilities [n, K]) -> number that `config.metrics` names, as a
-    callback that calls them on the host and adds their columns.
+    """The functions (labels [n], probabilities [n, K]) -> number of `config.metrics`, as a callback
+    that calls them on the host and adds their columns.
     """
 
     def __init__(self, built: Built, team: Team):

@@ -24,13 +24,15 @@ _DRAWS = (
 
 
 def _builder(registry: Registry[Any], name: str) -> Any:
-    """Find the function of a name, without the arguments that are bound to it."""
+    """Return the function of a name, without its bound arguments."""
     found: Any = registry.builder(name)
     return found.func if isinstance(found, partial) else found
 
 
 def _names(config: ml_collections.ConfigDict) -> Iterator[str]:
-    """Find what a config names, as "module:attribute", also what is registered under a name."""
+    """Return the names of user code in a config, as "module:attribute", including registered
+    ones.
+    """
     for value in flatten_dict(config.to_dict(), sep=".").values():
         yield from (map(str, value) if isinstance(value, tuple | list) else [str(value)])
     for section, registry in configs.REGISTRIES.items():
@@ -39,8 +41,8 @@ def _names(config: ml_collections.ConfigDict) -> Iterator[str]:
 
 
 def registered_in_words(config: ml_collections.ConfigDict) -> Iterator[str]:
-    """Say which names of a config this session has registered, so that another one does not know
-    them.
+    """Return the names of a config that were registered in this session, in words, because another
+    session does not know them.
     """
     for section, registry in configs.REGISTRIES.items():
         name = config[section].name
@@ -53,12 +55,12 @@ def registered_in_words(config: ml_collections.ConfigDict) -> Iterator[str]:
 
 
 def code(config: ml_collections.ConfigDict) -> dict[str, str]:
-    """Give digests of the modules of a user's own that a config names, and of those beside them."""
+    """Return digests of the user's modules that a config names, and of the modules next to them."""
     return digests(_names(config))
 
 
 def copies(config: ml_collections.ConfigDict) -> dict[str, str]:
-    """Give the text of these modules, by their path from a folder of modules on."""
+    """Return the text of these modules, by their relative path."""
     found = {}
     for name, (file, text) in sources(_names(config)).items():
         path = name.replace(".", "/")
@@ -67,5 +69,5 @@ def copies(config: ml_collections.ConfigDict) -> dict[str, str]:
 
 
 def draws() -> dict[str, Any]:
-    """Give the settings of JAX by which a seed decides what is drawn."""
+    """Return the settings of JAX that decide the random draws of a seed."""
     return {name: getattr(jax.config, name, None) for name in _DRAWS}

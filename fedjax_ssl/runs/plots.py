@@ -1,5 +1,5 @@
-"""partition.png in a run's folder, drawn once the run is over: who holds which examples. Curves are
-drawn by the report.
+"""partition.png in a run's folder, drawn at the end: the examples of each client. The report draws
+curves.
 """
 
 import io
@@ -10,11 +10,11 @@ from fedjax_ssl.own_code import said
 from fedjax_ssl.runs.active_run import Run
 
 FILE = "partition.png"
-FEWEST = 5  # evaluations; to draw the picture of a shorter run would take longer than the run
+FEWEST = 5  # evaluations; drawing would take longer than a shorter run
 
 
 def draw_partition(run: Run) -> None:
-    """Draw it, unless it is there; where that fails, the run ends all the same.
+    """Draw the partition unless the picture exists; a failure does not stop the run.
 
     Args:
         run: in a folder, over.

@@ -1,4 +1,6 @@
-"""Files of a run about its predictions: rows of `summary.json`, tables by example and by client."""
+"""Files about the predictions of a run: rows of `summary.json`, and tables by example and by
+client.
+"""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -14,14 +16,14 @@ from fedjax_ssl.prediction.one_shot import Predicted
 
 
 def summary_of(outcomes: Sequence[Predicted]) -> list[dict[str, Any]]:
-    """Give the outcomes as `summary.json` holds them.
+    """Return the outcomes as in `summary.json`.
 
     Args:
         outcomes: outcomes of one run.
 
     Returns:
         For each one its name and settings, "new_examples", "coverage" (share of the new examples
-        that were given a label), accuracies in [0, 1] (not where no new example has a true label),
+        with a predicted label), accuracies in [0, 1] (left out if no new example has a true label),
         and "seconds" of all variants that share its graph, compiling included.
     """
     rows = []
@@ -71,13 +73,13 @@ def predictions_csv(
 def example_columns(
     dataset: Dataset, federation: FederatedData, place: np.ndarray, natural: bool = True
 ) -> dict[str, Any]:
-    """Say which examples some test examples are: line or file where known, split and row, client,
-    label.
+    """Return columns that identify some test examples: line or file if known, split and row,
+    client, label.
 
     Args:
-        dataset: that the federation was made of.
+        dataset: dataset of the federation.
         federation: not traced.
-        place: which entries of `federation.test_index`.
+        place: entries of `federation.test_index`.
         natural: clients have names.
     """
     rows = np.asarray(federation.test_index)[place]
@@ -89,7 +91,7 @@ def example_columns(
             np.full(len(split), "") if split.names is None else split.names for split in splits
         ]
         columns["input"] = np.concatenate(names)[rows]
-    # the last one for -1, nobody
+    # The last one is for -1, no client.
     clients = np.array([*client_names(dataset, federation, natural), ""], object)
     return columns | {
         "split": np.where(rows < train, "train", "test"),
@@ -106,8 +108,8 @@ def _named(labels: Array | np.ndarray, classes: Sequence[str]) -> list[str]:
 def clients_csv(
     dataset: Dataset, federation: FederatedData, outcomes: Sequence[Predicted], natural: bool = True
 ) -> str:
-    """Write a line per client that has new examples, with counts and all scores; arguments as
-    for `predictions_csv`.
+    """Write a line per client with new examples: counts and all scores; arguments as for
+    `predictions_csv`.
     """
     client = np.asarray(federation.test_client)
     new = np.bincount(
@@ -135,8 +137,8 @@ def clients_csv(
 def as_csv(
     table: Mapping[str, Sequence | np.ndarray] | Sequence[Mapping[str, Any]], numbers: str = "%.4f"
 ) -> str:
-    """Write columns, or rows of the same ones, as CSV, with floats in this format and nothing for
-    None and NaN.
+    """Write columns, or rows with the same keys, as CSV, with this format of floats, and empty
+    cells for None and NaN.
     """
 
     def cell(value: Any) -> Any:

@@ -18,22 +18,22 @@ from fedjax_ssl.folder.stored_run import read_run
 
 
 class Earlier(NamedTuple):
-    """Private rounds before a run began, at `config.start_from`. Epsilons and deltas add up."""
+    """Private rounds before a run, behind `config.start_from`. Epsilons and deltas add up."""
 
     epsilon: float = 0.0  # sum over all of them
     delta: float = 0.0  # likewise
     rounds: int = 0  # likewise
     outside: tuple[str, ...] = ()
-    # ^ training that is in no epsilon, in words: "runs/open, trained without privacy"
+    # ^ training that no epsilon counts, in words: "runs/open, trained without privacy"
 
     def fields(self, rounds: int) -> dict[str, Any]:
-        """Give what `summary.json` keeps for a run that goes on from this one after some rounds."""
+        """Return the fields of `summary.json` for a later run that starts from this one."""
         return {"private_rounds": self.rounds + rounds, "outside_epsilon": list(self.outside)}
 
 
 def start_digest(place: str) -> int:
-    """Return 32 bits that tell one start of a private run from another: from the bytes of a file of
-    weights, or from a run's config and rows.
+    """Return 32 bits that identify the start of a private run, from the bytes of a weights file, or
+    from a run's config and rows.
 
     Args:
         place: `config.start_from`.
@@ -51,7 +51,7 @@ def earlier_of(config: ml_collections.ConfigDict) -> Earlier:
     weights.
 
     Raises:
-        ConfigError: it starts from a private run that has no summary, or is gone.
+        ConfigError: it starts from a private run without a summary, or one that is gone.
     """
     place = config.start_from
     if not place:
@@ -86,50 +86,50 @@ def earlier_of(config: ml_collections.ConfigDict) -> Earlier:
 
 
 class Account(Protocol):
-    """Costs of a run's privacy."""
+    """Base of the privacy accounts of a run."""
 
     noise: Any  # deviation of the noise in units of the clip norm
-    cohorts: Any  # how clients are drawn
+    cohorts: Any  # sampling of the cohorts
 
     @property
     def whole_delta(self) -> float:
-        """Delta of `cost`."""
+        """Delta that belongs to `cost`."""
 
     def cost(self, rounds: int) -> float:
-        """Return epsilon after these rounds, with what was spent before the run."""
+        """Return epsilon after these rounds, including earlier runs."""
 
 
 class PrivateRun(Protocol):
-    """Account of a run, as a callback that adds columns."""
+    """Base of the account of a run, as a callback that adds columns."""
 
     @property
     def account(self) -> Account:
-        """Its costs."""
+        """Its account."""
 
     @property
     def limit(self) -> int:
-        """The last round within the budget."""
+        """The last round within the privacy budget."""
 
     def __call__(self, block: Any) -> None:
         """Add epsilon so far to the row of a `Block`."""
 
     def summary(self, rounds: int) -> dict[str, Any]:
-        """Give the fields of `summary.json` beside epsilon, after these rounds."""
+        """Return the fields of `summary.json` besides epsilon, after these rounds."""
 
     def lines(self, params: Any) -> list[str]:
-        """Say what is protected, at which price, and what is not."""
+        """Return lines on what is protected, at which cost, and what is not."""
 
     def beyond(self) -> list[str]:
-        """Say what weakens this epsilon."""
+        """Return the facts that weaken this epsilon."""
 
 
 class Mechanism(Protocol):
-    """Settings of the mechanism that hides clients or examples; its numbers may be traced."""
+    """Base of the settings of a privacy mechanism; its numbers may be traced."""
 
     noise: Any  # None: solved for the budget
 
     def slots_of(self, clients: int, expected: int) -> int:
-        """Return the most clients of a round, of which so many are expected."""
+        """Return the most clients of a round, from their expected number."""
 
     def account(
         self, sizes: tuple[int, int], labelled: tuple[int, int], config: Any, earlier: Earlier
@@ -137,27 +137,28 @@ class Mechanism(Protocol):
         """Return the account of a run's costs.
 
         Args:
-            sizes: clients of the federation that train, and of a round on average.
-            labelled: examples with a label of the client with the fewest, if any, and of that with
-                the most.
+            sizes: number of training clients in the federation, and in a round on average.
+            labelled: fewest labelled examples of a client with any, and most.
             config: resolved.
-            earlier: spent before the run.
+            earlier: privacy spent before the run.
         """
 
     def private(self, recipe: Recipe, noise: float | Array, cohorts: Any) -> Recipe:
-        """Return the private form of a method, with nothing around it.
+        """Return the private form of a method; no wrapper may be around it.
 
         Raises:
-            ConfigError: more would become known of the clients than the mechanism hides.
+            ConfigError: the method reveals more about clients than the mechanism can hide.
         """
 
     def in_run(self, account: Any, rounds: int, outside: tuple[str, ...] = ()) -> PrivateRun:
-        """Return its account in a run; `outside` is not counted in epsilon, in words."""
+        """Return its account in a run; `outside` names training that epsilon does not count, in
+        words.
+        """
 
 
 def privacy_of(config: Any) -> Mechanism | None:
-    """Return the privacy settings of a resolved config, or of a dictionary like one, in which
-    numbers may be traced; None: there is none.
+    """Return the privacy settings of a resolved config, or of such a dictionary, with numbers that
+    may be traced; None: no privacy.
     """
     section = config["privacy"]
     with naming("privacy"):
@@ -167,17 +168,17 @@ def privacy_of(config: Any) -> Mechanism | None:
 def account_of(
     config: ml_collections.ConfigDict, clients: int, expected: int, labelled: tuple[int, int]
 ) -> Account | None:
-    """Return the account of a run; None: it has no privacy.
+    """Return the account of a run; None: no privacy.
 
     Args:
         config: resolved.
-        clients: of the federation that train.
-        expected: of a round on average.
+        clients: number of training clients.
+        expected: clients of a round on average.
         labelled: as in `Mechanism.account`.
 
     Raises:
-        ConfigError: the bound would say nothing, no noise reaches the budget, or dp-accounting is
-            not installed.
+        ConfigError: the bound is meaningless, no noise reaches the budget, or dp-accounting is not
+            installed.
     """
     mechanism = privacy_of(config)
     if mechanism is None:

@@ -1,7 +1,8 @@
-"""Runs over several processes and machines: how they find each other, agree, and end together.
+"""Runs over several processes and machines: connecting, agreeing, and ending together.
 
-By default a process with an exception waits at its exit for the others, while they wait for it in
-the next sum. Nothing ends and nothing is printed. So here it ends at once, and the others notice.
+By default, a process with an exception waits for the others at its exit, while they wait for it in
+the next sum: no process ends, and nothing is printed. So here it ends at once, and the others
+notice.
 """
 
 import contextlib
@@ -28,7 +29,7 @@ from fedjax_ssl.folder.checkpoint import is_key, rebuild
 from fedjax_ssl.folder.files import decode_json, encode_json
 
 PyTree = Any
-# Exit codes, beside 1 (exception), 2 (mistake of the user) and 130 (Ctrl-C).
+# Exit codes, besides 1 (exception), 2 (mistake of the user) and 130 (Ctrl-C).
 STALLED = 3
 PREEMPTED = 75  # sysexits.h's "temporary failure, try again"
 _VARIABLES = {
@@ -37,7 +38,7 @@ _VARIABLES = {
     "process_id": "FEDJAX_SSL_PROCESS_ID",
 }
 _LIMITS = ("heartbeat_seconds", "shutdown_seconds", "initialization_seconds", "stall_minutes")
-# The runtime aborts with a stack trace at its own limit; the message comes before that.
+# At its own limit the runtime aborts with a stack trace; our message comes before that.
 _GRACE_SECONDS = 20
 
 
@@ -49,31 +50,33 @@ class Preempted(SystemExit):
 
 
 class Settings(NamedTuple):
-    """Place of a process in a run over several; the first three are None where the cluster tells
-    them.
+    """Place of a process in a run over several; the first three fields are None if the cluster
+    provides them.
     """
 
     coordinator: str | None  # "host:port" of process 0
     num_processes: int | None
     process_id: int | None
-    heartbeat_seconds: int  # without a sign of life: then a process counts as dead
-    shutdown_seconds: int  # for which a process waits for the others when it ends
-    initialization_seconds: int  # for which processes wait for each other when they start
-    stall_minutes: float  # without a finished block of rounds: then a process gives up; 0: never
+    heartbeat_seconds: int  # a process without a sign of life for this long counts as dead
+    shutdown_seconds: int  # longest wait for the other processes at the end
+    initialization_seconds: int  # longest wait for the other processes at the start
+    stall_minutes: float
+    # ^ a process gives up after this time without a finished block of rounds; 0: never
 
 
 def settings(
     section: Mapping[str, Any], environment: Mapping[str, str] = os.environ
 ) -> Settings | None:
-    """Read `config.distributed`, and from the environment where it says None.
+    """Read `config.distributed`, and the environment for values that are None.
 
     Args:
         section: `config.distributed`.
-        environment: may hold FEDJAX_SSL_COORDINATOR, FEDJAX_SSL_NUM_PROCESSES and
-            FEDJAX_SSL_PROCESS_ID, so that the same command can be given on every machine.
+        environment: environment variables; may have FEDJAX_SSL_COORDINATOR,
+            FEDJAX_SSL_NUM_PROCESSES and FEDJAX_SSL_PROCESS_ID, so that the same command can be
+            given on every machine.
 
     Returns:
-        None: the run is one process.
+        The settings; None: the run is one process.
 
     Raises:
         ConfigError: naming the field, its value and what is allowed.
@@ -133,8 +136,8 @@ def share_out(tree: PyTree, mesh: Mesh | None) -> PyTree:
     """Put a copy of a tree on every device of a mesh, those of other processes included.
 
     Args:
-        tree: arrays and typed PRNG keys that lie in this process, equal in all processes.
-        mesh: None: the tree stays as it is.
+        tree: arrays and typed PRNG keys in this process, equal in all processes.
+        mesh: mesh of devices; None: return the tree unchanged.
 
     Returns:
         The tree, replicated over the mesh.
@@ -156,8 +159,8 @@ def share_out(tree: PyTree, mesh: Mesh | None) -> PyTree:
 
 
 def run_devices(num_devices: int) -> Sequence[jax.Device]:
-    """Choose the devices that share the work of a run, of every process equally many, in the order
-    of the processes.
+    """Choose the devices that share the work of a run, equally many of every process, in process
+    order.
 
     Args:
         num_devices: `config.federated.devices`, counted over all processes.
@@ -194,7 +197,7 @@ def run_devices(num_devices: int) -> Sequence[jax.Device]:
 
 
 def _more_devices(available: Sequence[jax.Device]) -> str:
-    """Tell how a CPU becomes more devices than there are."""
+    """Return advice to get more devices on a CPU."""
     if available[0].platform != "cpu":
         return ""
     return (
@@ -205,27 +208,26 @@ def _more_devices(available: Sequence[jax.Device]) -> str:
 
 
 def data_of(leaf: Any) -> np.ndarray:
-    """Give a leaf as a host array, a typed PRNG key as its key data; it must lie in this
+    """Return a leaf as a host array (a typed PRNG key as its key data); it must be in this
     process.
     """
     return np.asarray(jax.random.key_data(leaf) if is_key(leaf) else leaf)
 
 
 def name_of(index: int | None, count: int | None) -> str:
-    """Name a process, for messages."""
+    """Return the name of a process, for messages."""
     return "a process" if index is None else f"process {index} of {count}"
 
 
 class Team:
-    """All processes of a run. Alone, a process is a team of one, in which nothing here costs
-    anything.
+    """All processes of a run. A single process is a team of one, in which nothing here costs time.
 
-    Every method but `feed` and `say` talks to the other processes: all of them have to call it, in
+    Every method except `feed` and `say` communicates with the other processes: all must call it, in
     the same order.
     """
 
     def __init__(self, stall_minutes: float = 0.0):
-        """Look who is there.
+        """Find the other processes.
 
         Args:
             stall_minutes: longest time between two calls of `feed` in `watched`, in minutes; 0: no
@@ -233,7 +235,7 @@ class Team:
         """
         self.index = 0
         self.count = 1
-        # else nobody else is there, and the question would make JAX start
+        # Otherwise there are no other processes, and the next line would start JAX.
         if jax.distributed.is_initialized():
             self.index = jax.process_index()
             self.count = jax.process_count()
@@ -247,15 +249,13 @@ class Team:
 
     @property
     def writes(self) -> bool:
-        """Tell whether this is the process that reads and writes the run folder and reports to a
-        person.
-        """
+        """Whether this process reads and writes the run folder and reports to a person."""
         return self.index == 0
 
     @contextlib.contextmanager
     def watched(self) -> Iterator[None]:
-        """End the process if nothing is finished for too long: it may wait in a sum for a
-        process that is gone.
+        """End the process if it finishes nothing for too long: it may wait in a sum for a process
+        that is gone.
         """
         if self.count == 1 or not self._stall_minutes:
             yield
@@ -275,17 +275,17 @@ class Team:
             self._watchdog = None
 
     def feed(self) -> None:
-        """Tell the watchdog that something was finished."""
+        """Tell the watchdog that something finished."""
         if self._watchdog is not None:
             self._watchdog.feed()
 
     def say(self, line: str) -> None:
-        """Print a line of this process's own, which process 0 shows to a person in its own way."""
+        """Print a line about this process; process 0 shows it differently."""
         if not self.writes:
             print(f"{self.name}: {line}", file=sys.stderr, flush=True)
 
     def any(self, here: bool) -> bool:
-        """Tell whether something holds in some process; the same answer in all of them.
+        """Return whether something holds in some process; the same answer in all.
 
         Args:
             here: whether it holds in this one.
@@ -297,7 +297,7 @@ class Team:
         )
 
     def preempted(self, step: int) -> bool:
-        """Tell whether all processes shall stop after this step because one of them was asked to
+        """Return whether all processes must stop after this step because one of them was asked to
         end (SIGTERM).
 
         Args:
@@ -316,9 +316,9 @@ class Team:
     def connect(self, mesh: Mesh | None) -> None:
         """Let the devices of a mesh find each other while all processes are in step.
 
-        Where sums go through Gloo (CPUs), a process waits 30 seconds for the others at the first
-        sum of a mesh, and without limit at later ones. The first sum of a round comes after
-        compiling, which may take one of them longer.
+        If sums go through Gloo (CPUs), a process waits 30 seconds for the others at the first sum
+        of a mesh, and without limit at later ones. The first sum of a round comes after compiling,
+        which may take longer in one process.
         """
         if self.count == 1 or mesh is None:
             return
@@ -337,7 +337,7 @@ class Team:
         Args:
             what: the value in words.
             value: a string, or a tree of arrays that lie in this process.
-            hint: advice where it differs.
+            hint: advice for a different value.
         """
         if self.count == 1:
             return
@@ -351,7 +351,7 @@ class Team:
             )
 
     def values_from_first(self, values: Any) -> Any:
-        """Give every process the value of process 0.
+        """Return the value of process 0 in every process.
 
         Args:
             values: values that JSON can hold; it may differ in the processes.
@@ -366,7 +366,7 @@ class Team:
         return decode_json(self.from_first(padded).tobytes().decode())
 
     def from_first(self, tree: PyTree) -> PyTree:
-        """Give every process the arrays of process 0, to the last bit.
+        """Return the arrays of process 0 in every process, to the last bit.
 
         Args:
             tree: arrays, typed PRNG keys and Python scalars, of the same structure, shapes and
@@ -378,8 +378,8 @@ class Team:
         if self.count == 1:
             return tree
         leaves, structure = jax.tree.flatten(tree)
-        # Sent as bytes: a floating-point sum over processes, which is how they are sent, loses the
-        # sign of -0.
+        # Sent as bytes, because arrays are sent by a floating-point sum over processes, which loses
+        # the sign of -0.
         raw = [data_of(leaf) for leaf in leaves]
         sent = map(
             np.asarray, multihost_utils.broadcast_one_to_all([_bytes_of(array) for array in raw])
@@ -403,15 +403,15 @@ def _bytes_of(array: np.ndarray) -> np.ndarray:
 
 
 class Watchdog:
-    """A thread that ends the process when it was not fed for too long.
+    """A thread that ends the process if it is not fed for too long.
 
-    A process in a collective operation waits for the others. If one of them is gone, it waits for
-    ever, and no exception can reach it there. So the end is `os._exit`, which runs no clean-up. The
-    run folder survives that as it survives a kill.
+    A process in a collective operation waits for the others. If one of them is gone, it waits
+    forever, and no exception can reach it. So the thread calls `os._exit`, without clean-up. The
+    run folder survives this like a kill.
     """
 
     def __init__(self, seconds: float, message: str, exit_code: int, *, stacks: bool = True):
-        """Start to watch.
+        """Start the watch.
 
         Args:
             seconds: longest time between two calls of `feed`.
@@ -430,7 +430,7 @@ class Watchdog:
         self._timer.start()
 
     def feed(self) -> None:
-        """Say that something was finished."""
+        """Report that something finished."""
         self.stop()
         self._start()
 
@@ -444,20 +444,20 @@ def _give_up(message: str, exit_code: int, stacks: bool) -> NoReturn:
     print(message, file=sys.stderr, flush=True)
     if stacks:
         faulthandler.dump_traceback(file=sys.stderr, all_threads=True)
-    os._exit(exit_code)  # no clean-up, which could wait as well
+    os._exit(exit_code)  # no clean-up, because that could wait too
 
 
 def start(section: Mapping[str, Any]) -> Team:
     """Join the other processes of a run, if `config.distributed` or the environment names any.
 
-    Call it before any computation of jax. From then on an exception that nobody catches ends this
-    process at once, without the barrier of a normal exit, so that the others notice.
+    Call it before any JAX computation. Afterwards an uncaught exception ends this process at once,
+    without the barrier of a normal exit, so that the others notice.
 
     Args:
         section: `config.distributed`.
 
     Returns:
-        The processes as this one sees them; a team of one where nothing was asked for.
+        The processes; a team of one by default.
 
     Raises:
         ConfigError: a setting cannot be used, or there is no cluster to detect.
@@ -544,7 +544,7 @@ def leave(exit_code: int, message: str) -> int:
         message: for standard error.
 
     Returns:
-        `exit_code`, where this process is alone.
+        `exit_code`, if this is the only process.
     """
     if not jax.distributed.is_initialized() or jax.process_count() == 1:
         print(message, file=sys.stderr)
@@ -556,7 +556,7 @@ def leave(exit_code: int, message: str) -> int:
 def _end_at_once(
     kind: type[BaseException], error: BaseException, where: TracebackType | None
 ) -> None:
-    """Report, called by Python, an exception that nobody caught."""
+    """Report an uncaught exception, and end the process."""
     text = "".join(traceback.format_exception(kind, error, where))
     print(f"{Team().name}: ended by {kind.__name__}\n{text}", file=sys.stderr)
     _exit(130 if issubclass(kind, KeyboardInterrupt) else 1)

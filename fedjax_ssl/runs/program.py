@@ -1,9 +1,9 @@
-"""The programs of runs: the state before the first round, and blocks of rounds with the evaluation
-after them.
+"""The programs of runs: the state before the first round, and blocks of rounds with an evaluation
+after each.
 
-A program is compiled once for all runs of a process with the same code and shapes: seed and real
-numbers are among its arguments. Runs of one code can be vectorized in one program, which holds the
-examples once.
+A program is compiled once for all runs of a process with the same code and shapes: random seed and
+real numbers are arguments. Runs with the same code can be vectorized in one program, with a single
+copy of the examples.
 """
 
 import contextlib
@@ -63,11 +63,11 @@ _LOWER = (
 
 
 class OutOfMemory(ConfigError):
-    """The device has not enough memory for a round."""
+    """The device has too little memory for a round."""
 
 
 class Inputs(NamedTuple):
-    """The arguments of a run's programs beside its state."""
+    """The arguments of a run's programs besides its state."""
 
     numbers: dict[str, Array]  # settings by dotted names of fields
     key: Key[Array, ""]
@@ -93,7 +93,7 @@ class Advanced(NamedTuple):
 
 
 def static_part(config: Any) -> str:
-    """Give the part of a resolved config that decides the code of its programs, as text."""
+    """Return the part of a resolved config that decides the code of its programs, as text."""
     declared = configs.options_of(config)
     fields = {
         name: value
@@ -109,12 +109,13 @@ def static_part(config: Any) -> str:
 class Program:
     """The compiled functions of a run: `init`, `advance` and `predict`.
 
-    Each is compiled at its first call, once for all runs of the process with one code and shapes.
+    Each is compiled at its first call, once for all runs of the process with the same code and
+    shapes.
 
     Attributes:
-        built: what the run is made of.
-        inputs: arguments of its functions beside the state.
-        code: digest; runs with the same one have the same functions, but for shapes.
+        built: dataset, federation and method of the run.
+        inputs: arguments of its functions besides the state.
+        code: digest; runs with the same digest have the same functions, except for shapes.
     """
 
     def __init__(
@@ -124,11 +125,11 @@ class Program:
         key: Key[Array, ""] | None = None,
         numbers: Mapping[str, Array] | None = None,
     ):
-        """Compile nothing yet.
+        """Prepare the functions; nothing is compiled yet.
 
         Args:
-            built: nothing of it is traced.
-            compiled: what runs of the process have compiled; nothing by default.
+            built: parts of the run, not traced.
+            compiled: programs that other runs of the process compiled; none by default.
             key: key of the run; by default that of the config's seed.
             numbers: values that replace fields of the config, by dotted name.
         """
@@ -150,12 +151,12 @@ class Program:
         self.code = hashlib.sha256(repr(parts).encode()).hexdigest()
         several = execution.placement in ("auto", "chunked", "lanes")
         fits = several and execution.chunk_size is None and backend() != "cpu"
-        # bytes of the device that clients at once are to fill; None where their number is given
+        # Bytes of the device for clients at once; None if their number is given.
         self._memory = device_memory() if fits else None
 
     @functools.cached_property
     def split(self) -> str:
-        """Hash of the split that it trains on."""
+        """Hash of the split that the run trains on."""
         return data.split_hash(self.built.experiment.dataset, self.built.federation)
 
     def _once(self, make: Callable[[], Any], kind: str, *shapes: Hashable) -> Any:
@@ -171,12 +172,12 @@ class Program:
         start: Start | None = None,
         **more: Any,
     ) -> Method:
-        """Build the method inside a program, of traced numbers; one that calls the host stays as
-        it is.
+        """Build the method inside a program, from traced numbers; a method that calls the host is
+        not traced.
 
         Args:
             numbers: settings by dotted names of fields.
-            federation: traced as well.
+            federation: federation, traced too.
             start: as for `build`.
             **more: fields of the execution that replace those of the run.
         """
@@ -205,7 +206,7 @@ class Program:
         return self._once(trace, "init, traced", place, *described(self.inputs))
 
     def template(self) -> ServerState:
-        """Give shapes and types of the run's state."""
+        """Return shapes and types of the run's state."""
         found: ServerState = self._traced_init().out_info
         return found
 
@@ -225,8 +226,8 @@ class Program:
 
         Args:
             state: on one device.
-            client: its number; None: the global model.
-            inputs: [n, ...]; every other n takes a program of its own.
+            client: number of a client; None: the global model.
+            inputs: [n, ...]; every n needs a separate program.
 
         Returns:
             Log-probabilities [n, K].
@@ -261,7 +262,7 @@ class Program:
     def block(
         self, rounds: int, saved: int | None = None, **execution: Any
     ) -> Callable[..., tuple[ServerState, Metrics]]:
-        """Give the function of (state, numbers, key, federation) that runs a block, see
+        """Return the function of (state, numbers, key, federation) that runs a block, see
         `run_block`.
         """
         if saved:
@@ -287,22 +288,22 @@ class Program:
         compiling: Callable[[], None] = lambda: None,
         saved: int | None = None,
     ) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-        """Compile a block of rounds of this run, or of several with the same code; of the states
-        only shapes are used.
+        """Compile a block of rounds for this run, or for several with the same code; only shapes of
+        the states are used.
 
         Args:
             states: state of each run.
             inputs: inputs of each run, of the same shapes.
             rounds: length of the block.
             compiling: called before something is compiled.
-            saved: round of the block, of a single run, whose clients' models its metrics are to
-                have.
+            saved: round of the block, for a single run, whose clients' models become part of the
+                metrics.
 
         Returns:
             The program, and its arguments.
 
         Raises:
-            ConfigError: a setting that a method checks only when it is traced, or not enough
+            ConfigError: a setting that a method checks only while it is traced, or too little
                 memory.
         """
         if self.built.method.recipe.on_host:
@@ -339,7 +340,7 @@ class Program:
 
     @property
     def choices(self) -> list[Choice]:
-        """Placements of clients in the blocks of rounds that are compiled so far."""
+        """Placements of clients in the blocks compiled so far."""
         return [
             choice
             for (kind, code, *_), found in self._compiled.items()
@@ -356,15 +357,14 @@ class Program:
         running: Callable[[], contextlib.AbstractContextManager] = contextlib.nullcontext,
         saved: int | None = None,
     ) -> Advanced:
-        """Run a block of rounds and its evaluation, of one run or of several that are at the same
-        round.
+        """Run a block of rounds and its evaluation, for one run or for several at the same round.
 
         Args:
-            states: state of each run; the new ones take their memory.
-            inputs: as for `compile`, which says what is raised.
+            states: state of each run; the new states reuse their memory.
+            inputs: as for `compile`, which also lists the errors.
             rounds: length of the block.
             compiling: called before something is compiled.
-            running: gives a context in which the block runs.
+            running: makes a context in which the block runs.
             saved: as for `compile`.
         """
         begin = time.perf_counter()
@@ -389,17 +389,19 @@ class Program:
 
 
 def on_one_device(tree: PyTree) -> PyTree:
-    """Give of arrays that lie whole on each of some devices those of the first one here."""
+    """Return arrays that are whole on each of several devices as arrays on the first local
+    device.
+    """
     return jax.tree.map(lambda leaf: leaf.addressable_data(0), tree)
 
 
 def plain(value: np.ndarray) -> Any:
-    """Give a number as Python's own; an array stays one."""
+    """Return a number as a Python number; an array is returned unchanged."""
     return value.item() if value.ndim == 0 else value
 
 
 def _together(states: Sequence[ServerState], inputs: Sequence[Inputs]) -> tuple[Any, ...]:
-    """Gather the arguments of a program for several runs, with examples that they share once."""
+    """Combine the arguments of a program for several runs, with shared examples."""
     first = inputs[0].federation.inputs
     shared = all(one.federation.inputs is first for one in inputs)
     numbers = {name: jnp.stack([one.numbers[name] for one in inputs]) for name in inputs[0].numbers}
@@ -420,7 +422,7 @@ def _vectorized(
         stacked, own = (
             jax.tree.map(lambda *leaves: jnp.stack(leaves), *several) for several in (states, own)
         )
-        # All are at the same round, so that only the stage that this round is in is computed.
+        # All runs are at the same round, so only the current stage is computed.
         in_turn: dict[str, Any] = dict.fromkeys(ServerState._fields, 0)
         axes = ServerState(**in_turn | {"round": None})
         stacked = stacked._replace(round=states[0].round)
@@ -438,7 +440,7 @@ def _vectorized(
 
 
 def with_examples(inputs: Inputs, examples: Any) -> Inputs:
-    """Give inputs with other examples, for instance those that a block of rounds needs."""
+    """Return inputs with other examples, for instance those of a block of rounds."""
     return inputs._replace(federation=dataclasses.replace(inputs.federation, inputs=examples))
 
 
@@ -447,8 +449,8 @@ def _compile(
 ) -> Callable[..., Any]:
     placed: dict[str, Any] = {}
     if mesh is not None:
-        # Whole on every device: otherwise a process could not read what lies on those of another
-        # one.
+        # Whole on every device: otherwise a process could not read the parts on devices of another
+        # process.
         whole = NamedSharding(mesh, PartitionSpec())
 
         def apart(part: Any) -> bool:  # each device has its own part of these examples
@@ -460,8 +462,8 @@ def _compile(
         placed["in_shardings"] = jax.tree.map(lambda spec: NamedSharding(mesh, spec), specs)
         placed["out_shardings"] = whole
     with naming("method"):
-        # Traced without their places: what local training reads of them would clash with the places
-        # that `shard_map` gives to the clients.
+        # Traced without placements: those of arrays that local training reads would clash with the
+        # placements that `shard_map` gives to clients.
         lowered = jax.jit(function, donate_argnums=0, **placed).lower(*_shapes(arguments))
     program = compiled_program(lowered)
     if backend() == "cpu":  # a CPU gives no error: the process is killed
@@ -470,8 +472,8 @@ def _compile(
 
 
 def _shapes(arguments: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Give shapes to trace with; numbers, the argument that is a dictionary, take on other types
-    as Python's do.
+    """Return shapes for tracing; numbers, in the dictionary argument, are weakly typed like
+    Python's.
     """
 
     def shapes(argument: Any) -> Any:
@@ -484,13 +486,13 @@ def _shapes(arguments: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 def described(tree: PyTree) -> tuple[Hashable, ...]:
-    """Give structure, shapes and types of a tree of arrays."""
+    """Return structure, shapes and types of a tree of arrays."""
     leaves, structure = jax.tree.flatten(tree)
     return structure, tuple((leaf.shape, str(leaf.dtype)) for leaf in leaves)
 
 
 def _check_bytes(needed: int, what: str) -> None:
-    """Raise OutOfMemory for what no memory of this machine or device holds."""
+    """Raise OutOfMemory for more bytes than this machine or device has."""
     memory = processor.memory() if backend() == "cpu" else device_memory()
     if memory is not None and needed > memory:
         raise OutOfMemory(
@@ -501,7 +503,7 @@ def _check_bytes(needed: int, what: str) -> None:
 
 @contextlib.contextmanager
 def _explaining_memory() -> Iterator[None]:
-    """Say which settings to lower where a device has not enough memory."""
+    """Add the settings to lower to an error about too little memory."""
     try:
         yield
     except OverflowError as error:

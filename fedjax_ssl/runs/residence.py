@@ -1,12 +1,11 @@
-"""Place a run's examples: all on the device, or on the host, from where each block of rounds gets
-its cohorts'.
+"""Place a run's examples: all on the device, or on the host, from which each block of rounds loads
+those of its cohorts.
 
-Who takes part in a round follows from the run's key and the round alone. So the examples of the
-coming block are known while the present one computes, and a thread brings them. Where several
-devices share the cohorts, it is known as well who trains on which device: each gets its own
-clients' examples only, from the process that it belongs to. The numbers are those of examples on
-the device, but where devices share the cohorts with `reduce="fast"`: their sums follow from who
-trains where.
+The cohort of a round follows from the run's key and the round alone. So the examples of the next
+block are known while the current one runs, and a thread loads them. If several devices share the
+cohorts, the device of each client is known too: each device gets its own clients' examples only,
+from its own process. Results are the same as with examples on the device, except if devices share
+the cohorts with `reduce="fast"`, because their sums depend on the device of each client.
 """
 
 import dataclasses
@@ -40,8 +39,8 @@ SHARE = 0.5  # share of the device's memory for examples; the rest is for the ro
 
 
 def on_host(experiment: Experiment) -> Experiment:
-    """Leave an experiment's inputs on the host where `config.data.residence` asks for it, or
-    they are large.
+    """Leave an experiment's inputs on the host, if `config.data.residence` says so or they are
+    large.
     """
     asked = experiment.config.data.residence
     host = HostInputs(experiment.dataset)
@@ -51,16 +50,16 @@ def on_host(experiment: Experiment) -> Experiment:
 
 def _too_large(size: int) -> bool:
     memory = processor.memory() if backend() == "cpu" else federated.own_memory()
-    # Machines may differ, and their programs must not.
+    # Machines may differ, but their programs must not.
     return Team().any(memory is not None and size > SHARE * memory)
 
 
 def why_not_on_host(config: ml_collections.ConfigDict, built: Built | None = None) -> str:
-    """Say why a run cannot train with its inputs on the host, and what to do; empty where it can.
+    """Return why a run cannot train with its inputs on the host, and what to do; "" if it can.
 
     Args:
         config: resolved.
-        built: the run with its inputs on the host, to be asked as well.
+        built: the run with its inputs on the host, which is checked too.
     """
     graphs = [name for name in configs.predictors(config) if name != "network"]
     if graphs:
@@ -78,8 +77,8 @@ def why_not_on_host(config: ml_collections.ConfigDict, built: Built | None = Non
 
 
 def _looks_at_all(built: Built) -> bool:
-    """Tell whether a round reads the rows of all clients; one of host functions says so when it
-    runs.
+    """Return whether a round reads the rows of all clients; rounds that call host functions report
+    it when they run.
     """
     key = jax.random.key(0)
     try:
@@ -92,15 +91,15 @@ def _looks_at_all(built: Built) -> bool:
 
 
 class Feed:
-    """Brings the examples of each block of rounds from the host. Use it as a context manager.
+    """Loads the examples of each block of rounds from the host. Use it as a context manager.
 
     Attributes:
-        held: line for the log: the clients whose examples the devices of this process have in the
-            first block; empty where all devices have the same.
+        held: line for the log: the clients whose examples are on the devices of this process in the
+            first block; "" if all devices have the same.
     """
 
     def __init__(self, built: Built, key: Key[Array, ""]):
-        """Keep what is the same for all blocks.
+        """Prepare values that are the same for all blocks.
 
         Args:
             built: the run; its experiment has `host`, its method `cohort`.
@@ -119,14 +118,14 @@ class Feed:
         self._key = key
         self._every = config.eval_every
         self._rounds = config.rounds
-        # Rounds that call the host have all of a block's examples on each device.
+        # Rounds that call the host need all of a block's examples on each device.
         self._devices = 1 if mesh is None or method.recipe.on_host else mesh.size
         cohort = cohort_size_of(config, federation.num_clients)
         self._all_take_part = cohort == federation.num_clients
         block = min(self._every, self._rounds)
         clients = -(-cohort // self._devices) * (1 if self._all_take_part else block)
-        # Room on a device: the same in all blocks, so that they share a program, unless the cohort
-        # changes.
+        # Room on a device, the same in all blocks, so that they share a program, unless the cohort
+        # size varies.
         self._room = (
             0 if self._all_take_part and self._devices > 1 else data.most_rows(federation, clients)
         )
@@ -144,7 +143,7 @@ class Feed:
         self._thread.shutdown(cancel_futures=True)
 
     def block(self, start: int, rounds: int) -> LoadedInputs:
-        """Give the inputs of a block of rounds; those of the next one are brought from now on.
+        """Return the inputs of a block of rounds, and start to load those of the next one.
 
         Args:
             start: rounds before the block.
@@ -161,8 +160,8 @@ class Feed:
         after = start + rounds
         following = min(self._every - after % self._every, self._rounds - after)
         if following > 0:
-            # Drawn here, in front of the block on its device: behind it, nothing would be read
-            # before it is done.
+            # Drawn here, before the block is started on its device: after it, reading would wait
+            # for the block.
             drawn = self._draw(self._key, jnp.int32(after), self._federation, rounds=following)
             self._coming = (after, following), self._thread.submit(self._bring, drawn)
         return found
@@ -182,7 +181,7 @@ class Feed:
         return dataclasses.replace(self._dealt[1], drawn=share_out(drawn, self._mesh))
 
     def describe(self) -> str:
-        """Give the line for the log that says where the examples are."""
+        """Return a line for the log about the place of the examples."""
         always = self._federation.inputs
         host = self._host
         block = min(self._every, self._rounds)

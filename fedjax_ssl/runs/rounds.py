@@ -13,16 +13,16 @@ from fedjax_ssl.data import FederatedData
 from fedjax_ssl.federated import Method, ServerState
 from fedjax_ssl.federated.contract import Metrics
 
-ROUNDS = "rounds"  # the scope in which rounds are traced: profiles and compiled programs name it
-# metric: rounds in a row, up to this one, without any finite update
+ROUNDS = "rounds"  # scope in which rounds are traced: profiles and compiled programs show this name
+# Metric: consecutive rounds up to this one without any finite update.
 DIVERGED_ROUNDS = "diverged_rounds"
 TOTALS = ("bytes_down", "bytes_up", "local_steps", "examples", "clients", "dropped_clients")
 TOTALS_IF_THERE = ("lost_clients",)  # totals of runs with unreliable clients
 
 
 def blocks(end: int, every: int, done: int = 0) -> Iterator[tuple[int, int]]:
-    """Yield the blocks of rounds up to `end`, with an evaluation after each: the rounds before it,
-    and its length.
+    """Yield the blocks of rounds up to `end`, with an evaluation after each: (rounds before it, its
+    length).
 
     Args:
         end: the last round.
@@ -45,8 +45,8 @@ def run_rounds(
 ) -> tuple[ServerState, Metrics]:
     """Run rounds in one compiled loop.
 
-    Of the round `saved` the metrics have the clients' models, as `CLIENT_MODELS`; then the method
-    is executed with `keep_models`.
+    With a round `saved`, the metrics also have the clients' models of that round, as
+    `CLIENT_MODELS`; then the method is executed with `keep_models`.
 
     Returns:
         (state, metrics): "round" is the number of rounds done; counts and bytes are sums,
@@ -81,7 +81,7 @@ def run_rounds(
     def summed(name: str, values: Any) -> Any:
         if isinstance(values, federated.Count):
             return values.of_all_rounds()
-        if name in TOTALS_IF_THERE:  # not of stages in which the server trains alone
+        if name in TOTALS_IF_THERE:  # missing in stages in which only the server trains
             return jnp.nansum(values)
         return jnp.sum(values) if name in TOTALS else jnp.nanmean(values)
 
@@ -91,7 +91,7 @@ def run_rounds(
 
 
 def _rounds_in_vain(infos: Metrics) -> Int[Array, ""]:
-    """Count the rounds at the end in which every update was dropped."""
+    """Count the last rounds in a row in which every update was dropped."""
     dropped = infos["dropped_clients"] > 0
     if "server_dropped" in infos:
         dropped = dropped | (infos["server_dropped"] > 0)
@@ -102,9 +102,7 @@ def _rounds_in_vain(infos: Metrics) -> Int[Array, ""]:
 def _one_by_one(
     one_round: Callable[[Any], tuple[Any, Metrics]], carry: Any, rounds: int
 ) -> tuple[Any, Metrics]:
-    """Scan rounds that cannot be traced; NaN where a stage does not have a metric of another
-    one.
-    """
+    """Scan rounds that cannot be traced; a metric that a stage lacks is NaN."""
     infos: list[Metrics] = []
     for _ in range(rounds):
         carry, info = one_round(carry)
@@ -129,9 +127,9 @@ def run_block(
     metrics: Collection[str] = (),
     saved: int | None = None,
 ) -> tuple[ServerState, Metrics]:
-    """Run rounds and the evaluation after them, with further `metrics`: the block of a run.
+    """Run a block: rounds, and the evaluation after them, with further `metrics`.
 
-    Returns as `run_rounds`; every other metric is a scalar, but for `BY_CLIENT` and
+    The result is that of `run_rounds`; every other metric is a scalar, except `BY_CLIENT` and
     `GLOBAL_BY_CLIENT` of `fedjax_ssl.federated`.
     """
     state, infos = run_rounds(method, key, state, federation, rounds, saved)

@@ -1,8 +1,8 @@
-"""Detailed scores of a trained model, once at the end of a run, from the probabilities of its test
+"""Detailed scores of a trained model at the end of a run, from the probabilities of its test
 examples.
 
-The model is the one that `predict` takes. Scores are NumPy on the host; the compiled evaluation is
-left as it is.
+The model is the one that `predict` uses. Scores are computed with NumPy on the host, apart from the
+compiled evaluation.
 
     summary.json                the scores of all test examples with a label, under "scores"
     test_predictions.csv        a line per test example
@@ -37,16 +37,16 @@ from fedjax_ssl.runs.program import Program
 BATCH = 512  # examples per forward pass, at most
 TOP = (2, 3, 5)
 LEVEL = 0.95  # level of the interval of an accuracy
-MOST_NUMBERS = 200_000  # probabilities in a file that is written unasked, about 2 MB
+MOST_NUMBERS = 200_000  # probabilities in a file that is always written, at most; about 2 MB
 MOST_CLASSES = 100  # up to this number of classes, summary.json has the confusion matrix
-# Validation examples that a temperature takes. In six runs on digits (FedAvg, XCLP, FixMatch), 40
+# Fewest validation examples for a temperature. In six runs on digits (FedAvg, XCLP, FixMatch), 40
 # draws each, the mean loss on test examples grew by up to 0.37 nats with 20 of them; with 100 it
 # changed by -0.04 to +0.01.
 FEWEST = 100
-FEW = 10  # test examples, of which fewer may well be predicted alike
-HOTTEST = 20.0  # temperatures are looked for from 1/20 to 20
+FEW = 10  # with fewer test examples, equal predictions are likely
+HOTTEST = 20.0  # the search for a temperature is from 1/20 to 20
 BY_CLASS = ("recall", "precision", "f1", "support")
-_SCALED = ("loss", "ece")  # scores that a temperature changes
+_SCALED = ("loss", "ece")  # scores that the temperature changes
 
 
 class Scored(NamedTuple):
@@ -54,9 +54,9 @@ class Scored(NamedTuple):
 
     Attributes:
         fields: for `summary.json`.
-        seconds: about as many as an evaluation of test and validation examples takes.
+        seconds: seconds, about those of an evaluation on test and validation examples.
         files: contents by name of the file.
-        temperature: for `model.json`; None where none was fitted.
+        temperature: for `model.json`; None if none was fitted.
         notes: lines for the user.
     """
 
@@ -70,14 +70,14 @@ class Scored(NamedTuple):
 def score_run(program: Program, round: int, state: ServerState, names: Sequence[str]) -> Scored:
     """Predict the test examples and score them.
 
-    A client's test examples are predicted by its own model where clients have some, all others by
-    the global model.
+    If clients have their own models, each predicts its client's test examples; the global model
+    predicts all others.
 
     Args:
         program: the run's.
-        round: rounds after which the model is as it is here.
-        state: of that round, on one device.
-        names: of the clients.
+        round: rounds behind the model.
+        state: state after that round, on one device.
+        names: names of the clients.
     """
     built = program.built
     federation = built.federation
@@ -142,16 +142,16 @@ def one_class(
     classes: Sequence[str],
     config: Mapping[str, Any],
 ) -> list[str]:
-    """Say where a model predicts one class for all test examples of several classes, or of a
-    client.
+    """Return a note if a model predicts one class for all test examples of several classes, in
+    total or of a client.
 
     Args:
         predicted: class of every test example.
         labels: its true class.
-        client: who has it, -1 = nobody.
-        names: of the clients.
-        classes: their names.
-        config: of the run.
+        client: owner of every test example, -1 = none.
+        names: names of the clients.
+        classes: names of the classes.
+        config: config of the run.
     """
 
     def stuck(chosen: Bool[np.ndarray, " n"]) -> bool:
@@ -174,7 +174,7 @@ def one_class(
 def _temperature(
     program: Program, state: ServerState, rows: Int[np.ndarray, " v"]
 ) -> tuple[float | None, list[str]]:
-    """Fit the temperature of the global model on validation examples, and say so."""
+    """Fit the temperature of the global model on validation examples, and note it."""
     if not len(rows) or program.built.method.recipe.alone:
         return None, []
     examples = counted(len(rows), "validation example")
@@ -195,7 +195,7 @@ def _temperature(
 def _test_predictions(
     built: Built, log_probs: Float[np.ndarray, "m K"], there: Bool[np.ndarray, " m"]
 ) -> tuple[dict[str, str], list[str]]:
-    """Write a line per test example that is predicted, unless there are too many, which is said."""
+    """Write a line per predicted test example, unless there are too many, with a note."""
     classes = built.experiment.dataset.class_names
     numbers = int(there.sum()) * len(classes)
     asked = built.experiment.config.test_predictions
@@ -221,15 +221,15 @@ def _predict(
     rows: Int[np.ndarray, " m"],
     model: Int[np.ndarray, " m"],
 ) -> tuple[Float[np.ndarray, "m K"], float]:
-    """Log-probabilities by each example's model, a client's or (-1) the global one; NaN where there
-    is none.
+    """Return log-probabilities by each example's model, a client's or (-1) the global one; NaN
+    without a model.
 
-    Beside them, the seconds of all forward passes without compiling, by the median of all but the
-    first.
+    The second result is the seconds of all forward passes without compiling, from the median of all
+    but the first.
     """
     host = HostInputs(program.built.experiment.dataset)
     found = np.full((len(rows), program.built.federation.num_classes), np.nan, np.float32)
-    # a client's model is fetched once, and inputs are read from front to back
+    # Sorted so that a client's model is fetched once, and inputs are read from front to back.
     order = np.lexsort((rows, model))
     groups = [
         part for part in np.split(order, np.flatnonzero(np.diff(model[order])) + 1) if len(part)
@@ -242,7 +242,7 @@ def _predict(
         for batch in np.split(group, range(size, len(group), size))
     ]
     taken = list[float]()
-    for own, batch in calls + calls[-1:]:  # once more, so that one of them compiles nothing
+    for own, batch in calls + calls[-1:]:  # one extra call, so that at least one compiles nothing
         inputs = host.read(rows[batch], size)
         begin = time.perf_counter()
         found[batch] = program.predict(state, own, inputs)[: len(batch)]
@@ -259,8 +259,8 @@ def scores(log_probs: Float[np.ndarray, "n K"], labels: Int[np.ndarray, " n"]) -
 
     Returns:
         "examples", "accuracy" and the ends of its 95 % Wilson interval, "top_2_accuracy" and so on,
-        "loss" (nats), "ece"; by class "recall", "precision", "f1" (None where nothing can be said)
-        and "support"; "confusion" [true][predicted] of up to `MOST_CLASSES` classes.
+        "loss" (nats), "ece"; by class "recall", "precision", "f1" (None if undefined) and
+        "support"; "confusion" [true][predicted] of up to `MOST_CLASSES` classes.
 
     Example:
         >>> import numpy as np
@@ -303,7 +303,7 @@ def scores(log_probs: Float[np.ndarray, "n K"], labels: Int[np.ndarray, " n"]) -
 
 
 def wilson(right: int, count: int) -> tuple[float, float]:
-    """Return the ends of the interval of a share: Wilson's, at `LEVEL`."""
+    """Return the bounds of Wilson's interval for a share, at `LEVEL`."""
     z = statistics.NormalDist().inv_cdf((1 + LEVEL) / 2)
     share = right / count
     middle = (share + z**2 / (2 * count)) / (1 + z**2 / count)
@@ -327,8 +327,8 @@ def _ratios(part: np.ndarray, whole: np.ndarray) -> list[float | None]:
 def fit_temperature(
     log_probs: Float[np.ndarray, "n K"], labels: Int[np.ndarray, " n"]
 ) -> float | None:
-    """Find the temperature of the least loss; None where it is not within 1/20 to 20, as where
-    all are right.
+    """Find the temperature with the smallest loss; None if it is not within 1/20 to 20, for example
+    if all predictions are right.
     """
 
     def loss(log_temperature: float) -> float:
@@ -338,7 +338,7 @@ def fit_temperature(
             ).mean()
         )
 
-    import scipy.optimize  # takes long to import, and few runs fit a temperature
+    import scipy.optimize  # slow to import, and few runs fit a temperature
 
     limit = math.log(HOTTEST)
     found = scipy.optimize.minimize_scalar(
@@ -349,7 +349,7 @@ def fit_temperature(
 
 def scaled(log_probs: Float[np.ndarray, "n K"], temperature: float) -> Float[np.ndarray, "n K"]:
     """Divide the logits by a temperature."""
-    from scipy.special import log_softmax  # takes long to import
+    from scipy.special import log_softmax  # slow to import
 
     return np.asarray(log_softmax(log_probs.astype(float) / temperature, axis=1))
 

@@ -30,10 +30,10 @@ from fedjax_ssl.runs.residence import on_host, why_not_on_host
 
 
 class Shared:
-    """Loads, draws and compiles once what the runs of a process have in common.
+    """Loads, draws and compiles the shared parts of the runs of a process, once.
 
-    The dataset of the last run is kept, with the federations that were drawn from it: these share
-    its examples.
+    The dataset of the last run is kept, with the federations drawn from it, which share its
+    examples.
 
     Example:
         >>> from fedjax_ssl.runs import Shared, run
@@ -44,11 +44,11 @@ class Shared:
     """
 
     def __init__(self, own_process: bool = False) -> None:
-        """Begin with nothing.
+        """Start without any shared parts.
 
         Args:
-            own_process: nothing but runs of one program is computed in this process, which is set
-                up for them.
+            own_process: this process runs nothing but runs of one program, and is configured for
+                them.
         """
         self._own_process = own_process
         self._dataset: tuple[str, Experiment] | None = None
@@ -57,8 +57,8 @@ class Shared:
         self.compiled: dict[tuple[Hashable, ...], Any] = {}
 
     def experiment(self, config: ml_collections.ConfigDict) -> Experiment:
-        """Load the dataset of a resolved config, with its inputs where they belong; raises as
-        `build`.
+        """Load the dataset of a resolved config, with its inputs in their place; raises the errors
+        of `build`.
         """
         away = on_host(self._load(config))
         return away if away.host is None else self.build(config).experiment
@@ -77,18 +77,18 @@ class Shared:
         return self._dataset[1]._replace(config=config)
 
     def program(self, config: ml_collections.ConfigDict) -> Program:
-        """Build a run and give its program; raises as `build`."""
+        """Build a run and return its program; raises the errors of `build`."""
         return Program(self.build(config), self.compiled)
 
     def build(self, config: ml_collections.ConfigDict) -> Built:
-        """Load, draw and build a run, with its inputs where they belong.
+        """Load, draw and build a run, with its inputs in their place.
 
         Args:
             config: resolved.
 
         Raises:
-            ConfigError: a setting cannot be used, or inputs are to stay on the host and this run
-                cannot train so.
+            ConfigError: a setting cannot be used, or inputs must stay on the host and this run
+                cannot train like that.
             DatasetUnavailable: the dataset is not on disk and could not be downloaded.
         """
         experiment = self._load(config)
@@ -132,15 +132,15 @@ class Shared:
         return self._federations[name]
 
     def align(self, configs: Sequence[ml_collections.ConfigDict]) -> None:
-        """Give the federations of runs tables of equal width, where that leaves the shapes of their
-        states alone.
+        """Give the federations of runs tables of equal width, if the shapes of their states do not
+        change.
 
-        Clients of other seeds may be larger, as with Dirichlet partitions; without this, each would
-        need programs of its own. States whose shapes follow the tables are left alone, so that a
+        Clients of other seeds may be larger, for example with Dirichlet partitions, and every run
+        would need separate programs. States whose shapes follow the tables do not change, so that a
         run can go on without the others.
 
         Args:
-            configs: resolved, of one program but for shapes.
+            configs: resolved configs, with the same program except for shapes.
         """
         experiments = [self.experiment(config) for config in configs]
         found = {self._name(one): self.federation(one) for one in experiments}

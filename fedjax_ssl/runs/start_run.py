@@ -1,8 +1,7 @@
-"""A run on one page: from a resolved config over dataset, federation, method, program and folder to
-the state of its next round.
+"""The start of a run on one page: from a resolved config through dataset, federation, method,
+program and folder to the state of its next round.
 
-What it tells is in `notes.py`, how it takes a block in `active_run.py`, how it ends in
-`finish_run.py`.
+`notes.py` has its notes, `active_run.py` the step by one block, and `finish_run.py` the end.
 """
 
 import contextlib
@@ -56,17 +55,17 @@ def start_run(
     quiet: bool = False,
     pictures: bool = True,
 ) -> Iterator[Run]:
-    """Open a run folder, build the run, and give it, ready for its next block; a run that is
-    complete already has its summary.
+    """Open a run folder, build the run, and return it ready for its next block; a complete run
+    already has its summary.
 
     Args:
         config: resolved.
-        workdir: the folder; only the process that writes uses it.
+        workdir: the run folder; only the process that writes uses it.
         team: the processes that train it.
         shared: datasets and programs of this process.
         callbacks: the user's own.
         quiet: print nothing.
-        pictures: draw the partition in the end.
+        pictures: draw the partition at the end.
 
     Raises:
         UserError: a callback cannot be called.
@@ -75,7 +74,7 @@ def start_run(
         RunFolderError: the run began on other data.
     """
     check_debugging()
-    if config.profile:  # a program of the cache may name the scopes of another version
+    if config.profile:  # a cached program may have the scopes of another version
         jax.config.update("jax_compilation_cache_include_metadata_in_key", True)
     own = OwnCallbacks(callbacks, team)
     viewers = WriterSettings(**config.tracking)
@@ -157,7 +156,9 @@ def _open(path: Path, config: ml_collections.ConfigDict) -> RunFolder:
 
 
 def _without_what_is_gone(config: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
-    """Leave out where the first weights came from, if it is gone: a checkpoint has all of them."""
+    """Leave out the place of the first weights if it is gone, because a checkpoint has all
+    weights.
+    """
     places = {"model.weights": config.model.get("weights"), "start_from": config.start_from}
     if config.privacy.name != "none":
         del places["start_from"]  # these runs spent some epsilon
@@ -173,7 +174,7 @@ def _without_what_is_gone(config: ml_collections.ConfigDict) -> ml_collections.C
 
 
 def _known_by(program: Program) -> dict[str, Any]:
-    """Return the facts about data and code that a run has to have begun with."""
+    """Return the facts about data and code that must be the same when a run goes on."""
     experiment = program.built.experiment
     return {
         "data": experiment.known_by,
@@ -203,7 +204,7 @@ def _restore(
 
 
 def _callbacks(run: Run, history: History) -> list[Callback]:
-    """List what is called after a block, once its row has all columns, in this order."""
+    """List the callbacks after a block, in this order, once its row has all columns."""
     config = run.config
     say = run.progress.note
     folder = run.folder

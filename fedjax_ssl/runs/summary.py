@@ -1,5 +1,5 @@
-"""Facts about a run, in words and in summary.json: placement, why nobody trained, the model that
-is chosen.
+"""Facts about a run, in words and in summary.json: placement, the reason why no client trained, the
+chosen model.
 """
 
 import math
@@ -26,7 +26,7 @@ _LAST = (  # fields copied from the last row, if it has them
 
 
 def why_nobody_trained(row: dict[str, Any]) -> str:
-    """Say why a block of rounds has no local step."""
+    """Return why a block of rounds has no local step."""
     if dropped := int(row["dropped_clients"]):
         return (
             f"what {dropped} clients returned was not finite, and no other had anything to learn "
@@ -54,8 +54,8 @@ def describe_placement(choice: federated.Choice, backend: str) -> str:
 
 
 def what_was_predicted(config: ml_collections.ConfigDict) -> dict[str, Any]:
-    """Give the settings that decide the predictions of a trained network; nothing if none are
-    asked for.
+    """Return the settings that decide the predictions of a trained network; empty if there are
+    none.
     """
     return config.prediction.to_dict() if config.prediction.predictors else {}
 
@@ -76,9 +76,9 @@ def summarize(
 
     Returns:
         The fields in the order of the file. `test_accuracy` is the last row's, `best_test_accuracy`
-        the highest (which looks at the test set and is no fair result); both are None without test
-        data. Rates are per second of `train_seconds`, None where nothing was trained; bytes are
-        those of all clients in all rounds; `command` is that of the last start.
+        the highest (not a fair result, because it uses the test set); both are None without test
+        data. Rates are per second of `train_seconds`, None if nothing was trained; bytes are for
+        all clients and rounds; `command` is the last start's.
     """
     last = rows[-1] if rows else {}
     trained = seconds["train_seconds"]
@@ -118,10 +118,10 @@ def summarize(
 
 
 def selected(config: ml_collections.ConfigDict, rows: Sequence[Row]) -> Row | None:
-    """Give the metric row of the model that is chosen.
+    """Return the metric row of the chosen model.
 
-    A model may be chosen from the end of stage 1 on, and from `config.select_from` on; where a run
-    ends before that, it is its last one.
+    A model can be chosen from the end of stage 1 on, and from `config.select_from` on; if a run
+    ends before that, its last model is chosen.
 
     Args:
         config: resolved.
@@ -129,8 +129,8 @@ def selected(config: ml_collections.ConfigDict, rows: Sequence[Row]) -> Row | No
 
     Returns:
         The first row of the best `config.early_stopping.metric`; None without validation examples.
-        Where clients have models of their own, of which these say nothing, the last row, unless the
-        config asks for more than the default.
+        If clients have their own models, validation examples do not score these, so it is the last
+        row, unless the config sets more than the default.
     """
     if not rows or "validation_accuracy" not in rows[-1]:
         return None
@@ -141,7 +141,7 @@ def selected(config: ml_collections.ConfigDict, rows: Sequence[Row]) -> Row | No
     sign = -1.0 if config.early_stopping.direction == "minimize" else 1.0
 
     def goodness(row: Row) -> float:
-        # a row of before the metric was asked for has none
+        # A row from before the metric was set has none.
         value = sign * float(row.get(metric, math.nan))
         return -math.inf if math.isnan(value) else value
 
@@ -149,13 +149,13 @@ def selected(config: ml_collections.ConfigDict, rows: Sequence[Row]) -> Row | No
 
 
 def of_own_models(config: ml_collections.ConfigDict, row: Row) -> bool:
-    """Tell whether clients predict with models of their own beside a common one, of which the
-    validation scores are.
+    """Return whether clients predict with their own models beside a global one, which the
+    validation scores describe.
 
     Args:
         config: resolved.
-        row: any row of the run. With the metric "clients" a common model has accuracies by client
-            too, but where no test example is a client's.
+        row: any row of the run. With the metric "clients", a global model has accuracies by client
+            too, if test examples belong to clients.
     """
     if config.method.name == "alone" or config.federated.name == "local":
         return False
@@ -166,14 +166,14 @@ def of_own_models(config: ml_collections.ConfigDict, row: Row) -> bool:
 
 
 def asks_for_selection(config: ml_collections.ConfigDict) -> bool:
-    """Tell whether the config says in its own words which round is chosen."""
+    """Return whether the config itself says which round is chosen."""
     asked = config.early_stopping
     by_default = asked.metric == "validation_accuracy"
     return asked.patience is not None or not by_default or config.select_from > 0
 
 
 def out_of_patience(config: ml_collections.ConfigDict, rows: Sequence[Row]) -> bool:
-    """Tell whether the run ends here because `early_stopping.patience` evaluations have brought no
+    """Return whether the run ends here because `early_stopping.patience` evaluations brought no
     better model.
 
     Args:

@@ -11,10 +11,11 @@ with fresh keys. With recovery (Shamir mode), the clients that sent their rows i
 server the shares and seeds to remove the masks of the others. The sum also has a check row of zeros
 for every client: its owner reads 0 there, unless parties got different information.
 
-References: Scott, Yeo, Lampert, 2023: appendix, SecureRowSums. Bonawitz et al., Practical secure
-aggregation for privacy-preserving machine learning, CCS 2017: recovery. There a client's whole own
-mask is revealed; here only its masks for rows with a live owner, because the other rows would
-become readable.
+References:
+    Scott, Yeo, Lampert, 2023: appendix, SecureRowSums.
+    Bonawitz et al., Practical secure aggregation for privacy-preserving machine learning, CCS 2017:
+    recovery. There a client's whole own mask is revealed; here only its masks for rows with a live
+    owner, because the other rows would become readable.
 """
 
 import secrets

@@ -24,7 +24,7 @@ if TYPE_CHECKING:  # takes long to import
     import pandas
 
 Missing = Literal["refuse", "median", "drop"]
-# a feature whose differences exceed rounding to single precision by less than this is centred
+# Deviation of a feature over its rounding to single precision; a smaller one is rounded away.
 FAR = 1e3
 MOST_LEVELS = 50  # most words of a one-hot encoded column
 FEW = 30  # fewer examples may be in any order by chance
