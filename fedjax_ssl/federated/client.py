@@ -8,6 +8,7 @@ own group, because only that group is differentiated.
 Parameters are carried in few arrays per group, see `fedjax_ssl.federated.packing`.
 """
 
+import re
 from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
@@ -17,6 +18,7 @@ import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Bool, Float, Int, Key
 
+from fedjax_ssl.errors import ConfigError
 from fedjax_ssl.federated.contract import (
     Client,
     ClientResult,
@@ -48,9 +50,16 @@ from fedjax_ssl.federated.packing import apart, cut, packing
 from fedjax_ssl.federated.plan import Batch, ClientProgress, Plan, batch_of, step_bound
 from fedjax_ssl.federated.recipe import ParameterGroups, Recipe
 from fedjax_ssl.federated.setup import WEIGHTINGS, Setup
-from fedjax_ssl.federated.uploads.transform import UploadTransform, chain, is_finite
+from fedjax_ssl.federated.uploads.transform import (
+    UploadTransform,
+    chain,
+    compare_forms,
+    form_of,
+    is_finite,
+)
 from fedjax_ssl.keys import named_key
 from fedjax_ssl.models import Outputs
+from fedjax_ssl.own_code import where
 
 PyTree = Any
 # Scopes in which parts of a round are traced: profiles and compiled programs show these names.
@@ -210,6 +219,25 @@ def plain_gradient(at: LocalStep) -> tuple[Array, Packed, Losses]:
     return loss, gradient, losses
 
 
+def loss_of(term: Term, step: Step) -> tuple[Array, PyTree]:
+    """Return the loss of a term and its local state after the step.
+
+    Raises:
+        ConfigError: the loss is no floating-point scalar, or the local state changed its form.
+    """
+    result = term.loss(step)
+    pair = isinstance(result, tuple) and len(result) == 2
+    value, after = result if pair else (result, step.local)
+    says = f"the loss of term {term.name!r} ({where(term.loss)})"
+    if not re.fullmatch(r"b?float\d+\[\]", form := form_of(value)):
+        raise ConfigError(
+            f"{says} returned {form}; return one floating-point number: the mean over the rows "
+            "that `mask` of the batch marks"
+        )
+    compare_forms(f"{says} returned (loss, local state)", "the local state", step.local, after)
+    return value, after
+
+
 def start_client(local: LocalRound, client: Client) -> ClientProgress:
     """Return the client before its first step: parameters, optimizer states and local states of
     the terms.
@@ -309,16 +337,15 @@ def _move_group(
         values = {}
         after = {}
         for term in terms:
-            own = progress.local.get(term.name)
-            result = term.loss(
+            value, own = loss_of(
+                term,
                 seen._replace(
                     sent=seen.client.sent.get(term.name, ()),
                     shared=local.download.now.shared.get(term.name, ()),
                     local=progress.local.get(term.name, ()),
                     key=named_key(seen.key, term.name),
-                )
+                ),
             )
-            value, own = result if isinstance(result, tuple) else (result, own)
             values[term.name] = term.weight * value
             if term.name in progress.local:
                 after[term.name] = own

@@ -13,6 +13,7 @@ import optax
 import pytest
 
 from fedjax_ssl import methods
+from fedjax_ssl.errors import ConfigError
 from fedjax_ssl.federated import (
     AtClient,
     AtServer,
@@ -316,6 +317,28 @@ def test_if_every_update_is_dropped_the_model_stays() -> None:
     state, infos = toy.run(jax.jit(method.round), KEY, start, broken, 1)
     chex.assert_trees_all_equal(state.params, start.params)
     assert infos[0]["dropped_clients"] == 6.0
+
+
+@pytest.mark.parametrize(
+    ("returned", "message"),
+    [
+        (lambda step: step.outputs["weak"].logits[:, 0], r"returned float32\[4\]; return one fl"),
+        (lambda step: jnp.ones((), int), r"returned int32\[\]; return one floating-point number"),
+        (lambda step: None, "returned None; return one floating-point number"),
+        (lambda step: (0.0, step.local, {}), "returned tuple; return one"),
+        (
+            lambda step: (0.0, jnp.ones(3)),
+            r"returned \(loss, local state\): the local state changed: expected nothing, got fl",
+        ),
+    ],
+)
+def test_a_loss_that_cannot_be_differentiated_is_refused_by_the_name_of_its_term(
+    returned, message: str
+) -> None:
+    data = toy.federation()
+    method = one_stage(data, Term("mine", (view("weak"),), returned))
+    with pytest.raises(ConfigError, match=r"term 'mine' \(.*, line \d+\) " + message):
+        jax.eval_shape(method.round, KEY, jax.eval_shape(method.init, KEY, data), data)
 
 
 def with_server(stage: Stage, when: tuple[str, ...]) -> Stage:

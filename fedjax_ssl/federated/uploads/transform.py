@@ -111,7 +111,7 @@ def _checked_pair(
     if not isinstance(made, tuple) or hasattr(made, "_fields") or len(made) != 2:
         raise ConfigError(f"{says}: expected (Total, state), got {_kind(made)}")
     after, new_state = made
-    _compare(says, "its state", state, new_state)
+    compare_forms(says, "its state", state, new_state)
     return _same_form(says, total, after), new_state
 
 
@@ -126,17 +126,17 @@ def _same_form(says: str, given: _Message, made: Any) -> _Message:
         after = getattr(made, field)
         if field == "averages":  # terms may add further names here
             after = {name: after[name] for name in before if name in after}
-        _compare(says, f"the field {field!r}", before, after)
+        compare_forms(says, f"the field {field!r}", before, after)
     return made
 
 
-def _compare(says: str, what: str, given: PyTree, made: PyTree) -> None:
+def compare_forms(says: str, what: str, given: PyTree, made: PyTree) -> None:
     """Raise ValueError if two trees differ in structure, shapes or types of numbers."""
     before = dict(jax.tree.leaves_with_path(given))
     after = dict(jax.tree.leaves_with_path(made))
     for path in dict.fromkeys((*before, *after)):
-        expected = _form(before[path]) if path in before else "nothing"
-        got = _form(after[path]) if path in after else "nothing"
+        expected = form_of(before[path]) if path in before else "nothing"
+        got = form_of(after[path]) if path in after else "nothing"
         if expected != got:
             place = f" at {jax.tree_util.keystr(path)}" if path else ""
             raise ConfigError(f"{says}: {what} changed{place}: expected {expected}, got {got}")
@@ -146,7 +146,7 @@ def _compare(says: str, what: str, given: PyTree, made: PyTree) -> None:
         raise ConfigError(f"{says}: {what} changed: expected the structure {wanted}, got {found}")
 
 
-def _form(leaf: Any) -> str:
+def form_of(leaf: Any) -> str:
     """Describe a leaf, for example float32[3,4], or by its type if it is no array."""
     try:
         found = jax.typeof(leaf)

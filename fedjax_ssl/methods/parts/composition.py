@@ -8,6 +8,7 @@ import jax.numpy as jnp
 
 from fedjax_ssl.data import FederatedData
 from fedjax_ssl.federated import Needs, Recipe, ServerState, Setup, Stage, Step, Term, Training
+from fedjax_ssl.federated.client import loss_of
 from fedjax_ssl.federated.contract import ForLog, Metrics
 from fedjax_ssl.federated.recipe import in_words
 from fedjax_ssl.federated.sampler import known_epochs, labelled_epochs, paired_batches, passes
@@ -141,13 +142,11 @@ def _rising(part: Part) -> Term:
         return term
 
     def loss(step: Step) -> Any:
-        found = term.loss(step)
+        value, local = loss_of(term, step)
         since = step.now.round
         assert since is not None, "in training it is known"
         share = jnp.clip((since + 1 - part.after) / part.rise, 0.0, 1.0)
-        if isinstance(found, tuple):
-            return share.astype(found[0].dtype) * found[0], *found[1:]
-        return share.astype(found.dtype) * found
+        return share.astype(value.dtype) * value, local
 
     return term._replace(loss=loss)
 
