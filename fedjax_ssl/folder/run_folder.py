@@ -40,6 +40,8 @@ class RunFolder(Closing):
     Attributes:
         path: the folder.
         is_new: True unless an earlier start stored its config and results here.
+        code_before: digests of the user's own code when the run was here last, if some of it has
+            changed since.
         longer, moved: of fields of these kinds that differ, stored value and the one now, by dotted
             name.
         config_file, metrics_jsonl, summary_file, checkpoint_folder: what others of its files are
@@ -78,6 +80,7 @@ class RunFolder(Closing):
         self.metrics_jsonl = self.path / "metrics.jsonl"
         self.summary_file = self.path / "summary.json"
         self.checkpoint_folder = self.path / "checkpoints"
+        self.code_before: dict[str, str] | None = None
         self.longer: dict[str, tuple[Any, Any]] = {}
         self.moved: dict[str, tuple[Any, Any]] = {}
         self._config = config
@@ -201,12 +204,14 @@ class RunFolder(Closing):
         elif self.moved:
             lines = "; ".join(_lines(self.moved))
             self._mended(f"the data are the same in another place: {lines}")
-        if changed := changed_code(stored, now["code"]):
-            self._mended(
-                f"code of your own has changed since the run began ({', '.join(changed)}): what "
-                "follows is trained with that of now"
-            )
         rounds = self._checkpoints.rounds()
+        if changed := changed_code(stored, now["code"]):
+            self.code_before = stored["code"]
+            self._mended(
+                f"code of your own has changed since the run began ({', '.join(changed)}): rounds "
+                f"up to {max(rounds, default=0)} were trained with the code of then, and only "
+                "further rounds are trained with that of now"
+            )
         if self.longer and (reason := why_not_longer(config, self.longer, rounds)):
             raise self._mismatch(_lines(self.longer), f"{reason}\n")
         if self.longer:
@@ -333,6 +338,24 @@ class RunFolder(Closing):
         with self._storing(path, len(content)):
             path.parent.mkdir(parents=True, exist_ok=True)
             write_atomically(path, content)
+
+    def store_code(self, texts: Mapping[str, str]) -> None:
+        """Store copies of the user's own code; copies that earlier rounds were trained with move
+        to a folder of their own.
+
+        Args:
+            texts: by file.
+        """
+        code = self.path / CODE_FOLDER
+        earlier = code / f"until_round_{self._round}"
+        if self.code_before and self._round and not earlier.exists():
+            with self._storing(code):
+                earlier.mkdir(parents=True)
+                for one in [*code.iterdir()]:
+                    if not one.name.startswith("until_round_"):
+                        one.rename(earlier / one.name)
+        for name, text in texts.items():
+            self.write(f"{CODE_FOLDER}/{name}", text)
 
     def summary(self) -> dict[str, Any] | None:
         """Return the summary of a run that was completed before; None if there is none, or none

@@ -17,7 +17,6 @@ import numpy as np
 from fedjax_ssl import config as configs
 from fedjax_ssl.federated import BY_CLIENT, GLOBAL_BY_CLIENT, ServerState
 from fedjax_ssl.folder.files import encode_json
-from fedjax_ssl.folder.folder_lock import CODE_FOLDER
 from fedjax_ssl.folder.progress import Progress
 from fedjax_ssl.folder.run_folder import RunFolder
 from fedjax_ssl.folder.writers import Writers
@@ -52,6 +51,7 @@ class Run:
         progress: the report to a person.
         own: callbacks of the user's own.
         over: no block follows.
+        trains: whether this start trains rounds; a complete run trains none.
         writers: viewers.
         adding: callbacks that are called first, and add columns to the row of a block.
         callbacks: callbacks that are called next; they write, report and decide.
@@ -76,6 +76,7 @@ class Run:
     progress: Progress
     own: OwnCallbacks
     over: bool
+    trains: bool = True
     writers: Writers = field(default_factory=lambda: Writers({}))
     adding: list[Callback] = field(default_factory=list)
     callbacks: list[Callback] = field(default_factory=list)
@@ -247,13 +248,15 @@ class Run:
         model = model_file.describe(
             self.built.experiment, self.built.federation, self.program.split
         )
+        if self.trains or self.folder.code_before is None:
+            self.folder.store_code(own_sources.copies(self.config))
+        else:
+            model["code"] = self.folder.code_before
         content = encode_json(model | {"temperature": temperature}, indent=1)
         self.folder.write("model.json", content + "\n")
         seen = model_file.labels_seen(self.built.experiment, self.built.federation)
         if seen is not None:
             self.folder.write(model_file.SEEN, seen)
-        for name, text in own_sources.copies(self.config).items():
-            self.folder.write(f"{CODE_FOLDER}/{name}", text)
 
     def _of_tested(self, by_client: np.ndarray | None) -> dict[str, float]:
         """Return the accuracies by name, for clients with test examples; new clients are last."""

@@ -37,7 +37,6 @@ def tell_start(run: Run) -> None:
         say(line)
     if run.folder is None:
         return
-    run.describe(run.folder.temperature())
     if run.round == 0:
         federation = run.built.federation
         table = data.report(

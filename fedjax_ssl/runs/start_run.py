@@ -132,6 +132,9 @@ def start_run(
         )
         tell_start(run)
         run.summary = summary_of_before(run)
+        run.trains = run.summary is None and not run.over
+        if folder is not None:
+            run.describe(folder.temperature())
         if run.summary is None:
             shown = viewers if folder is not None else WriterSettings()
             with configs.naming("tracking"):

@@ -52,6 +52,18 @@ def test_first_start_stores_the_config_and_the_same_config_opens_it_again(tmp_pa
         assert not folder.is_new
 
 
+def test_code_that_trained_earlier_rounds_is_kept_beside_that_of_now(tmp_path):
+    code = tmp_path / "code"
+    with RunFolder(tmp_path, CONFIG) as folder:
+        folder.store_code({"mine.py": "then", "parts/more.py": "then"})
+        folder.code_before, folder._round = {"mine": "0"}, 6
+        for _ in range(2):  # at the start, and at the end
+            folder.store_code({"mine.py": "now"})
+        files = {path.relative_to(code).as_posix() for path in code.rglob("*.py")}
+        assert files == {"mine.py", "until_round_6/mine.py", "until_round_6/parts/more.py"}
+        assert (code / "until_round_6" / "mine.py").read_text() == "then"
+
+
 def test_another_config_is_refused_with_every_difference(tmp_path):
     start_with_results(tmp_path, CONFIG)
     stored = (tmp_path / "config.json").read_bytes()

@@ -119,10 +119,14 @@ def test_other_code_is_told_where_a_run_goes_on_and_where_its_model_predicts(
     write("own_layers", "relu", "tanh")
     with pytest.warns(ConfigNote, match=r"code of your own has changed since .*\(own_layers\)"):
         fs.load_run(folder)
-    for new in ("tanh", "relu"):  # each start stores the code that it went on with
+    for new in ("tanh", "tanh "):  # a start that trains nothing keeps the code of then
         write("own_layers", "relu", new)
-        with pytest.warns(FolderMended, match=r"since the run began \(own_layers\): what follows"):
+        with pytest.warns(
+            FolderMended, match=r"since the run began \(own_layers\): rounds up to 1 "
+        ):
             assert start(folder) == first
+        assert contents(folder)[folder / "code" / "own_layers.py"].decode() == LAYERS
+    write("own_layers")
     # Shapes that do not fit are found when the checkpoint is read.
     network = importlib.import_module("own_net")
     network.WIDTH = 17
