@@ -5,9 +5,10 @@ chance.
 import math
 
 from fedjax_ssl.errors import counted
-from fedjax_ssl.report.numbers import COSTS, LEVEL, TELLING, Cell, mean_text, written
+from fedjax_ssl.report.numbers import COSTS, LEVEL, TELLING, Cell, Metric, mean_text, written
 from fedjax_ssl.report.runs import Group, Report
 
+_SELECTED = "selected_test_accuracy"
 _UNEQUAL_STEPS = 1.2  # times as many local steps as another group that are worth a sentence
 
 
@@ -17,13 +18,7 @@ def verdict(report: Report) -> str:
     """
     metric = report.metric
     others = [one for one in report.groups if one is not report.baseline and report.apart(one)]
-    means = {
-        place: cell.mean * metric.better
-        for place, cell in enumerate(report.cells(metric))
-        if cell.mean is not None and math.isfinite(cell.mean) and metric.better
-    }
-    order = [report.groups[place] for place in sorted(means, key=lambda one: -means[one])]
-    ranked = [group for group in order if group not in others]
+    ranked = _ranked(report, metric, others)
     if len(ranked) < 2:
         return ""
     best, second = ranked[:2]
@@ -34,6 +29,14 @@ def verdict(report: Report) -> str:
         said.append(f"That is {_apart(report, best, report.baseline, ' (baseline)')}.")
     if second is not report.baseline:
         said.append(f"It is {_apart(report, best, second, ', the next')}.")
+    selected = next((one for one in report.metrics if one.name == _SELECTED), None)
+    if metric.name == "test_accuracy" and selected is not None:
+        by_selected = _ranked(report, selected, others)
+        if len(by_selected) == len(ranked) and by_selected[0] is not best:
+            said.append(
+                f"But {by_selected[0].name} is the best of the models that `predict` uses, those of "
+                f"the round with the best validation accuracy: --metric {_SELECTED}."
+            )
     said += _unequal_steps(report, best, [one for one in ranked if one is not best])
     if len(ranked) > 3:
         said.append("The best of many groups is in part the luckiest.")
@@ -41,6 +44,17 @@ def verdict(report: Report) -> str:
         other = f"{counted(len(others), 'other group')} with other test examples or labels"
         said.append(f"{other}: not compared here.")
     return " ".join(said)
+
+
+def _ranked(report: Report, metric: Metric, without: list[Group]) -> list[Group]:
+    """List the groups that have a finite mean, the best first."""
+    means = {
+        place: cell.mean * metric.better
+        for place, cell in enumerate(report.cells(metric))
+        if cell.mean is not None and math.isfinite(cell.mean) and metric.better
+    }
+    order = [report.groups[place] for place in sorted(means, key=lambda one: -means[one])]
+    return [group for group in order if group not in without]
 
 
 def _unequal_steps(report: Report, best: Group, others: list[Group]) -> list[str]:

@@ -287,7 +287,7 @@ def test_few_labels_all_train_and_the_last_round_counts(capsys, tmp_path):
     # whoever asks for validation examples gets them
     asked = [*words, "--data.validation_fraction=0.2", "--rounds=1"]
     assert cli.main([*asked, "--workdir", str(tmp_path / "asked")]) == 0
-    assert "the best of" in capsys.readouterr().out
+    assert "(the best on " in capsys.readouterr().out
     stopping = [*words, "--early_stopping.patience=2", "--workdir", str(tmp_path / "stopped")]
     with pytest.raises(ConfigError, match="nothing to judge by"):
         cli.run.main(stopping[1:])

@@ -408,6 +408,11 @@ def test_a_sentence_says_who_is_ahead_and_whether_it_may_be_chance(two, capsys):
     for file in two.glob("b?/metrics.jsonl"):
         file.write_text(file.read_text().replace('"local_steps": 1334', '"local_steps": 4002'))
     assert "It took 3 times the local steps of fedavg: with " in verdict(read([two]))
+    for file in two.glob("*/summary.json"):
+        selected = 0.9 if file.parent.name.startswith("a") else 0.8
+        text = json.dumps(json.loads(file.read_text()) | {"selected_test_accuracy": selected})
+        file.write_text(text)
+    assert "But fedavg is the best of the models that `predict` uses" in verdict(read([two]))
     shutil.rmtree(two / "b1")
     assert verdict(read([two])) == ""
 
