@@ -34,8 +34,8 @@ def verdict(report: Report) -> str:
         by_selected = _ranked(report, selected, others)
         if len(by_selected) == len(ranked) and by_selected[0] is not best:
             said.append(
-                f"But {by_selected[0].name} is the best of the models that `predict` uses, those of "
-                f"the round with the best validation accuracy: --metric {_SELECTED}."
+                f"But {by_selected[0].name} is the best of the models that `predict` uses, of the "
+                f"round with the best validation accuracy: --metric {_SELECTED}."
             )
     said += _unequal_steps(report, best, [one for one in ranked if one is not best])
     if len(ranked) > 3:
