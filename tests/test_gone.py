@@ -52,6 +52,9 @@ def test_a_stored_config_may_have_it_at_the_value_that_holds_now() -> None:
     assert without_gone(stored) == now
     assert not config_differences(stored, now)
     assert resolved_of(without_gone(stored)).to_dict() == now
+    stored["data"] = {**now["data"], "of_a_source_that_went": None}
+    assert not config_differences(stored, now)
+    assert resolved_of(without_gone(stored)).to_dict() == now
     stored["prediction"]["neighbor_search"] = "approximate"
     assert config_differences(stored, now) == [
         'prediction.neighbor_search: "approximate" -> neighbours are always searched exactly'

@@ -83,13 +83,16 @@ def config_differences(
 
     Returns:
         One line per differing field, sorted by name: "name: old -> new", "-" standing for a missing
-        field.
+        field, which is as good as null.
     """
     old = flat_config(without_gone(stored), ignore)
     new = flat_config(config, ignore)
     method = str(old.get("method.name", ""))
     lines = []
     for name in sorted(old.keys() | new.keys()):
+        # An option of a choice that came or went with a version of the package.
+        if old.get(name) is None and new.get(name) is None:
+            continue
         # As text, because 1, 1.0 and True are equal in Python and are three different settings.
         before, after = (
             json.dumps(values[name]) if name in values else "-" for values in (old, new)

@@ -230,7 +230,13 @@ def _rebuilt(stored: StoredRun, model: dict[str, Any]) -> tuple[ml_collections.C
 
 def resolved_of(stored: dict[str, Any]) -> ml_collections.ConfigDict:
     """Resolve the config of a folder; a field that is newer than the folder gets its default."""
-    config = configs.with_settings(configs.default(), flatten_dict(stored, sep="."))
+    fields = {
+        name: value
+        for name, value in flatten_dict(stored, sep=".").items()
+        # None is the default of a choice's option, which may have gone with the choice
+        if value is not None or name in configs.FIELDS or name.startswith("method.")
+    }
+    config = configs.with_settings(configs.default(), fields)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", configs.ConfigNote)  # the run has already shown these
         return configs.resolve(config)

@@ -320,7 +320,8 @@ def identity(config: Mapping[str, Any]) -> str:
     flat = flat_config(without_gone(config), ignore=alike())
     # as older sweeps hold it where nobody set it
     flat["federated.devices"] = flat.get("federated.devices") or 1
-    return json.dumps(flat, sort_keys=True)
+    given = {field: value for field, value in flat.items() if value is not None}
+    return json.dumps(given, sort_keys=True)
 
 
 def save(folder: Path, plan: Plan, command: Sequence[str]) -> None:

@@ -285,7 +285,7 @@ def test_a_plan_says_what_a_report_cannot_pair(text, said):
 
 def test_a_stored_run_is_the_same_without_a_setting_that_is_gone():
     now = {"method": {"name": "xclp"}}
-    stored = {"method": {"name": "xclp", "lost_after": 0.0}}
+    stored = {"method": {"name": "xclp", "lost_after": 0.0}, "data": {"went": None}}
     assert plans.identity(stored) == plans.identity(now)
     stored["method"]["lost_after"] = 0.5
     assert plans.identity(stored) != plans.identity(now)
