@@ -30,11 +30,11 @@ to continue after a stop.
                     a run folder: its network without the last layer
   --FIELD=VALUE     a setting of the config, for example --data.path=scans or
                     --strong_augment.name=fixmatch"""
-_TENTHS = 10  # lines of progress where there is no terminal
+_TENTHS = 10  # lines of progress without a terminal
 
 
 def main(arguments: list[str]) -> int:
-    """Encode what the arguments say.
+    """Encode a dataset as the arguments say.
 
     Returns:
         0.
@@ -102,14 +102,14 @@ def _wanted(
 
 
 def _augmentation(kind: str, config: Any, dataset: Dataset, views: int) -> Augmentation | None:
-    """Compile an augmentation of the config; None where it has none."""
+    """Compile an augmentation of the config; None if it has none."""
     if config[kind].name == "none" or not views:
         return None
     return jax.jit(augmentation_of(kind, config, dataset))
 
 
 def _write(wanted: write.Wanted, folder: Path, config: str) -> None:
-    """Encode with a bar, or with lines where there is no terminal."""
+    """Encode with a progress bar, or with lines without a terminal."""
     facts = write.describe(wanted)
     print(f"{write.in_words(facts)}, in {folder}", flush=True)
     if wanted.encoder.takes:

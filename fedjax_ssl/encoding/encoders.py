@@ -1,4 +1,4 @@
-"""Encoders by name: a network of timm, the network of a run, or a function of a user's own."""
+"""Encoders by name: a network of timm, the network of a run, or a user's own function."""
 
 import importlib
 import re
@@ -20,25 +20,25 @@ from fedjax_ssl.data.reading.own import SHOWN
 from fedjax_ssl.errors import UserError, how_to_install
 from fedjax_ssl.trained.trained_model import load_run
 
-_LOOKED_AT = 1000  # images whose values are looked at
+_LOOKED_AT = 1000  # images whose values are checked
 _BYTE = 255
-TIMM = "timm:"  # in front of the name of one of its networks
+TIMM = "timm:"  # prefix of the names of timm's networks
 
 
 class Encoder(NamedTuple):
     """A function from examples to feature vectors, and facts about it."""
 
-    known_by: Mapping[str, Any]  # differs where its features may; fits into JSON
+    known_by: Mapping[str, Any]  # facts that differ if its features may differ; fits into JSON
     encode: Callable[..., Any]
-    # ^ inputs as stored -> [n, d]; with the client of each, where `clients` counts
+    # ^ inputs as stored -> [n, d]; also takes the client of each input if `clients` is set
     takes: str = ""  # preparation of inputs, in words; "": the encoder does it itself
     clients: Mapping[str, Sequence[str]] | None = None
-    # ^ split -> who has each of its examples; None: all inputs are alike
+    # ^ split -> client of each example; None: inputs do not depend on the client
 
 
 class Moments(NamedTuple):
-    """Mean and deviation of inputs in place of an encoder's own, where the largest stored value
-    is 1; None: its own.
+    """Mean and deviation of inputs in place of an encoder's own, on the scale where the largest
+    stored value is 1; None: the encoder's own.
     """
 
     mean: tuple[float, ...] | None = None
@@ -59,10 +59,10 @@ def encoder(
 
     Args:
         name: "timm:NAME", "module:name", or the folder of a run.
-        dataset: what is encoded.
-        weights: file with those of a network of timm; None: those that timm downloads.
-        side: side that images are brought to for a network of timm; None: that of its training.
-        given: mean and deviation that the weights of a network of timm were trained with.
+        dataset: dataset to encode.
+        weights: file of weights for a network of timm; None: the weights that timm downloads.
+        side: side of images for a network of timm; None: the side of its training.
+        given: mean and deviation with which the weights of a network of timm were trained.
 
     Returns:
         The encoder.
@@ -91,7 +91,7 @@ def encoder(
 def _timm(
     name: str, dataset: Dataset, weights: Path | None, side: int | None, given: Moments
 ) -> Encoder:
-    """Take a network of timm up to its last layer."""
+    """Return a network of timm up to its last layer."""
     shape = dataset.input_shape
     if len(shape) != 3 or shape[-1] not in (1, 3):
         raise UserError(
@@ -149,8 +149,8 @@ def _three(name: str, values: Sequence[float]) -> tuple[float, ...]:
 
 
 def _check_range(dataset: Dataset) -> None:
-    """Refuse images whose values are not from 0 to the largest value, which weights take for black
-    and white. Images that are standardized by client are.
+    """Refuse images whose values are not from 0 to the largest value, which the weights take for
+    black and white, for example images standardized by client.
 
     Raises:
         UserError: some are below or above, or none is more than 1 of 255.
@@ -175,7 +175,7 @@ def _listed(values: tuple[float, ...]) -> str:
 
 
 def _of_run(folder: Path, dataset: Dataset) -> Encoder:
-    """Take the network of a run up to its last layer."""
+    """Return the network of a run up to its last layer."""
     model = load_run(folder)
     if model.input_shape != dataset.input_shape:
         raise UserError(
@@ -206,7 +206,7 @@ def _of_run(folder: Path, dataset: Dataset) -> Encoder:
 
 
 def _clients(dataset: Dataset) -> dict[str, list[str]]:
-    """Name the client of every example, by split; "" where nobody says it."""
+    """Return the client of every example, by split; "" if unknown."""
     found = {}
     for name, split in dataset.splits().items():
         numbers = [] if split.client is None else split.client.tolist()
@@ -217,7 +217,7 @@ def _clients(dataset: Dataset) -> dict[str, list[str]]:
 
 
 def _own(name: str, dataset: Dataset) -> Encoder:
-    """Take a function of a user's own: plain, or a module, which works as in evaluation."""
+    """Return a user's own function: a plain one, or a module in evaluation mode."""
     found = own_code.import_named("encoder", name)
     packages = metadata.packages_distributions().get(re.split(r"[.:]", name)[0], ())
     versions = {one: metadata.version(one) for one in packages}

@@ -1,4 +1,4 @@
-"""Encode a dataset into a folder, block by block, so that a stop loses nothing that was done."""
+"""Encode a dataset into a folder, block by block, so that finished blocks survive a stop."""
 
 import json
 import shutil
@@ -20,7 +20,8 @@ from fedjax_ssl.errors import UserError
 from fedjax_ssl.folder.files import StorageError, bytes_in_words, storing
 from fedjax_ssl.keys import named_key
 
-# Features of one example and encoder may differ by rounding, of another machine or another program.
+# Features of the same example and encoder may differ by rounding, on another machine or in another
+# program.
 _CLOSE = 0.02
 
 
@@ -35,11 +36,11 @@ class Wanted(NamedTuple):
     views: int  # stored views of each kind, weak and strong
     augmentation: dict[str, Any]  # facts that identify the augmentation
     seed: int  # random seed of the views
-    block: int  # examples that are encoded at once
+    block: int  # examples encoded at once
 
 
 def describe(wanted: Wanted) -> Encoded:
-    """Describe the features, for which the first block is encoded."""
+    """Describe the features; this encodes the first block."""
     dataset = wanted.dataset
     first = dataset.train.x[: wanted.block]
     width = checked(_first(wanted, len(first)), len(first), None, wanted.name).shape[1]
@@ -57,7 +58,7 @@ def describe(wanted: Wanted) -> Encoded:
 
 
 def in_words(facts: Encoded) -> str:
-    """Say how many examples and views are encoded, and how large that is."""
+    """Return the number of examples and views and their size, in words."""
     train = facts.sizes["train"]
     test = f" and {facts.sizes['test']:,} test examples" if "test" in facts.sizes else ""
     return (
@@ -68,7 +69,7 @@ def in_words(facts: Encoded) -> str:
 
 
 def total(facts: Encoded) -> int:
-    """Count the encodings of all examples and views."""
+    """Return the number of encodings of all examples and views."""
     return sum(count * facts.views_of(split) for split, count in facts.sizes.items())
 
 
@@ -76,16 +77,16 @@ def write(wanted: Wanted, facts: Encoded, folder: Path) -> Iterator[int]:
     """Encode what is missing in a folder.
 
     Args:
-        wanted: what is encoded.
+        wanted: dataset, encoder and views.
         facts: from `describe`.
         folder: an empty or new folder, or one that the same call began.
 
     Yields:
-        Encodings that are done, after every block.
+        Number of finished encodings, after every block.
 
     Raises:
         UserError: the folder holds features of other data, another encoder or other views.
-        StorageError: there is no room; what is done stays.
+        StorageError: the disk is full; finished blocks are kept.
     """
     before = read_facts(folder)
     if before is None and folder.exists() and any(folder.iterdir()):
@@ -116,7 +117,7 @@ def write(wanted: Wanted, facts: Encoded, folder: Path) -> Iterator[int]:
 
 
 def _check_room(folder: Path, size: int) -> None:
-    """Refuse to begin what the disk has no room for."""
+    """Refuse to begin if the disk has too little room."""
     there = next(one for one in (folder, *folder.absolute().parents) if one.exists())
     free = shutil.disk_usage(there).free
     if size > free:
@@ -127,7 +128,7 @@ def _check_room(folder: Path, size: int) -> None:
 
 
 def _check_same(wanted: Wanted, facts: Encoded, rows: Rows, folder: Path) -> None:
-    """Refuse to go on with an encoder that gives other features than those that are there."""
+    """Refuse to go on with an encoder whose features differ from the stored ones."""
     count = min(rows.done, facts.block)
     if not count:
         return
@@ -147,7 +148,7 @@ def _first(wanted: Wanted, count: int) -> np.ndarray:
 
 
 def _encode(wanted: Wanted, filled: np.ndarray, split: str, start: int, count: int) -> Any:
-    """Encode a block that is filled up, of `count` examples from a row of a split on."""
+    """Encode `count` examples of a split from a row on, as a full block."""
     if wanted.encoder.clients is None:
         return wanted.encoder.encode(filled)
     names = list(wanted.encoder.clients[split][start : start + count])
@@ -155,14 +156,14 @@ def _encode(wanted: Wanted, filled: np.ndarray, split: str, start: int, count: i
 
 
 def _filled(wanted: Wanted, block: np.ndarray) -> np.ndarray:
-    """Fill a block up with copies of its first example, so that one program serves all blocks."""
+    """Fill up a block with copies of its first example, so that one program serves all blocks."""
     return np.concatenate([block, np.repeat(block[:1], wanted.block - len(block), axis=0)])
 
 
 def _views(
     wanted: Wanted, facts: Encoded, block: np.ndarray, start: int, split: str
 ) -> Float[np.ndarray, "b views d"]:
-    """Encode examples as they are, and views of them, which the first row's number decides."""
+    """Encode examples and their views, which the number of the first row decides."""
     filled = _filled(wanted, block)
     seen = [filled]
     kinds = {"weak": (wanted.weak, facts.weak), "strong": (wanted.strong, facts.strong)}

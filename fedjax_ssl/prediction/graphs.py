@@ -1,10 +1,10 @@
 """One-shot prediction: labels for new examples by propagation over a graph, without training a
 classifier.
 
-Every client brings its training examples, some of them labelled, and new examples; each example is
-a point, and labels travel over graphs of points. One graph of all clients is XCLP, a graph per
-client is per-client label propagation, and a graph per random group of clients is how the paper did
-FEMNIST.
+Every client has training examples, some of them labelled, and new examples. Each example is a
+point, and labels are propagated over graphs of points. One graph of all clients is XCLP, one graph
+per client is per-client label propagation, and one graph per random group of clients is the paper's
+method for FEMNIST.
 
 References:
     Scott, Yeo, Lampert, Cross-client label propagation for transductive and semi-supervised
@@ -35,8 +35,8 @@ from fedjax_ssl.graph import (
 from fedjax_ssl.graph.codes import has_angle, lsh_codes
 from fedjax_ssl.keys import named_key
 
-# Points embedded and hashed at once: their features are never all in memory. As many are labelled
-# at once where small graphs would leave an accelerator idle.
+# Points embedded and hashed at once, so that features are never all in memory. The same number is
+# labelled at once if small graphs would leave an accelerator idle.
 _POINTS_AT_ONCE = 8192
 
 Embedding = Callable[[Array], Float[Array, "n d"]]  # raw inputs [n, ...] -> features
@@ -54,26 +54,26 @@ class Points(NamedTuple):
 class Predictions(NamedTuple):
     """Labels of the test examples, in the order of `FederatedData.test_index`."""
 
-    labels: Int32[Array, " t"]  # -1 where nothing is known
-    confidence: Float[Array, " t"]  # in [0, 1], 0 where nothing is known
+    labels: Int32[Array, " t"]  # -1 if no label reaches the example
+    confidence: Float[Array, " t"]  # in [0, 1], 0 if no label reaches the example
     coarse: Int32[Array, " t"] | None = None
-    # ^ in the label space of the example's client, -1 where it has no other one
+    # ^ labels in the space of the client's coarse labels, -1 if the client has none
 
 
 class Labeller(NamedTuple):
     """Labels the points of one graph."""
 
-    # (places of the graph's points, their observed labels, which are no padding) -> one propagation
+    # (places of the graph's points, their observed labels, mask of real points) -> one propagation
     # per variant
     label: Callable[[Array, Array, Array], list[Propagation]]
-    on_host: bool = False  # it cannot be traced
+    on_host: bool = False  # cannot be traced
 
 
 def points_of(data: FederatedData) -> Points:
     """List the points of a federation.
 
     Args:
-        data: not traced, with test examples that belong to clients; others are left out.
+        data: federation, not traced; test examples without a client are left out.
     """
     client, column = np.nonzero(
         np.arange(data.max_examples) < np.asarray(data.num_examples)[:, None]
@@ -101,7 +101,7 @@ def by_codes(
     neighbor_search: Callable[..., Neighbors] = nearest_neighbors,
     exchange: Exchange | None = None,
 ) -> Labeller:
-    """Label graphs of binary codes, as XCLP does (Algorithm 1). Codes are worked out here, once for
+    """Label graphs of binary codes, as XCLP does (Algorithm 1). Codes are computed here, once for
     all graphs.
 
     Args:
@@ -109,7 +109,7 @@ def by_codes(
         data: the federation.
         points: from `points_of`.
         embed: raw inputs [m, ...] -> features [m, d].
-        variants: settings with the same bits and neighbours, which are searched for once.
+        variants: settings with the same bits and neighbours, so that the search is shared.
         neighbor_search: see `fedjax_ssl.graph.label`.
         exchange: protocols between the clients of a graph, see `fedjax_ssl.graph.Exchange`; not
             under a trace.
@@ -133,8 +133,7 @@ def by_codes(
 
     def label(place: Array, observed: Array, real: Array) -> list[Propagation]:
         search = _once(neighbor_search, 0)
-        # Variants of one graph share its distances, and so the session in which they were worked
-        # out.
+        # Variants of one graph share its distances, and so the session that computes them.
         protocols = exchange and exchange._replace(
             distances=exchange.distances and _once(exchange.distances, 2),
             begin=_once(exchange.begin, 0),
@@ -158,8 +157,8 @@ def by_codes(
 
 
 def _once(function: Callable, num_names: int) -> Callable:
-    """Call a function once per value of its first arguments: variants of one graph share what it
-    returns.
+    """Call a function once per value of its first arguments, so that variants of one graph share
+    its result.
     """
     known: dict[tuple, Any] = {}
 
@@ -178,11 +177,11 @@ def by_cosines(
     embed: Embedding,
     variants: Sequence[GraphSettings],
 ) -> Labeller:
-    """Label graphs of the exact cosines of features, which clients would have to show. They are
-    worked out here, once.
+    """Label graphs of exact cosines of features, which real clients would have to reveal. They are
+    computed here, once.
 
-    Arguments and labeller: as `by_codes`; variants may differ in all but the bits, which are not
-    used.
+    Arguments and result are as for `by_codes`; variants may differ in everything, because bits are
+    not used.
     """
     features = map_rows(embed, data.inputs, points.row, _POINTS_AT_ONCE)
 
@@ -218,11 +217,11 @@ def predict_with_graphs(
         data: the federation.
         points: from `points_of`.
         labeller: from `by_codes` or `by_cosines`.
-        graph_of: [C + new clients], the graph that each client's points stand in, -1 = none.
+        graph_of: [C + new clients], graph of each client's points, -1 = none.
         num_graphs: G; C + new clients graphs, one per client, is per-client label propagation.
         unlabelled: whether training examples without a label take part.
-        new_batch_size: new points that a client brings to one call; the next ones come with a call
-            of their own. None: all at once, as points that help each other.
+        new_batch_size: new points of a client in one call; further ones are in further calls. None:
+            all at once, so that new points help each other.
 
     Returns:
         Predictions, one for each variant of the labeller.
@@ -254,8 +253,8 @@ def predict_with_graphs(
 def random_groups(
     key: Key[Array, ""], num_clients: int, num_groups: int
 ) -> Int32[Array, " clients"]:
-    """Cut the clients, new ones included, at random into groups whose numbers of clients differ by
-    at most one.
+    """Divide the clients, new ones included, at random into groups whose numbers of clients differ
+    by at most one.
 
     Raises:
         ValueError: if there are more groups than clients, or none.
@@ -268,7 +267,7 @@ def random_groups(
 
 
 def _batches(client: np.ndarray, new: np.ndarray, batch_size: int | None) -> list[np.ndarray]:
-    """List the points of each call: all training points, and at most `batch_size` new ones of
+    """List the points of each call: all training points, and at most `batch_size` new points of
     every client.
     """
     if batch_size is None:
@@ -276,15 +275,15 @@ def _batches(client: np.ndarray, new: np.ndarray, batch_size: int | None) -> lis
     number = np.zeros(client.shape, int)
     taken = np.flatnonzero(new >= 0)
     count = np.bincount(client[taken])
-    # among its client's, in their order
+    # Rank among the points of its client, in order.
     rank = np.arange(taken.size) - np.repeat(np.cumsum(count) - count, count)
     number[taken[np.argsort(client[taken], stable=True)]] = rank // batch_size
     return [(new < 0) | (number == one) for one in range(int(number.max(initial=0)) + 1)]
 
 
 def _members(graph_of_point: np.ndarray, num_graphs: int) -> tuple[np.ndarray, np.ndarray]:
-    """Give the places of every graph's points, as wide as the largest graph, and which entries
-    are real.
+    """Return the places of every graph's points, padded to the largest graph, and the mask of real
+    ones.
     """
     owner = np.where(graph_of_point >= 0, graph_of_point, num_graphs)
     order = np.argsort(owner, stable=True)
@@ -295,7 +294,7 @@ def _members(graph_of_point: np.ndarray, num_graphs: int) -> tuple[np.ndarray, n
 
 
 def _map_graphs(labeller: Labeller, *known: np.ndarray) -> list[Propagation]:
-    """Go graph by graph in one program: one after the other on a CPU, several small ones at once
+    """Label graph by graph in one program: one after another on a CPU, several small ones at once
     elsewhere.
     """
     members = tuple(map(jnp.asarray, known))

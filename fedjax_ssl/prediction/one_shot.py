@@ -1,6 +1,6 @@
-"""The prediction application: labels for the new examples that clients hold.
+"""One-shot prediction in a run: labels for the clients' new examples.
 
-What a run's `config.prediction` asks for is done once, after the last round: every predictor labels
+The predictions of `config.prediction` are made once, after the last round: every predictor labels
 all test examples that belong to a client, and is scored over all of them and at each client.
 """
 
@@ -35,38 +35,38 @@ from fedjax_ssl.keys import named_key
 from fedjax_ssl.prediction import graphs
 from fedjax_ssl.registry import Registry, contributed, secure_protocols
 
-# (federation, points, embed, ridge) -> (predictions, bytes): classifiers of what clients send once
+# (federation, points, embed, ridge) -> (predictions, bytes): classifiers from one upload of each
+# client.
 ONCE: Registry[Any] = Registry("predictor", contributed("predictor"), leading=4)
 # Variants of XCLP and per-client LP: the paper's text, and the authors' code.
 VARIANTS = {"paper": PAPER, "code": CODE}
 
 
 class Job(NamedTuple):
-    """One way of predicting."""
+    """One prediction to make."""
 
-    name: str  # tells the jobs of one run apart
+    name: str  # name among the jobs of a run
     predictor: str
-    variant: str | None  # None for what has no graph
-    unlabelled: bool  # whether unlabelled training examples stand in the graph
+    variant: str | None  # None without a graph
+    unlabelled: bool  # put unlabelled training examples into the graph
 
 
 class Predicted(NamedTuple):
-    """Labels and scores of one way of predicting."""
+    """Labels and scores of one prediction."""
 
     job: Job
     found: graphs.Predictions
     scores: dict[str, Array]  # as `fedjax_ssl.federated.score_labels`
     seconds: float  # seconds of all jobs that share its graph, compiling included
     protocol_bytes: int | None = None
-    # ^ bytes of all messages of its protocol; without one, of the codes or sums that clients send
+    # ^ bytes of all messages of its protocol; without a protocol, of the clients' codes or sums
 
 
 def jobs_of(config: ml_collections.ConfigDict) -> list[Job]:
-    """List the ways of predicting that are asked for, in the order of the predictors.
+    """List the predictions to make, in the order of the predictors.
 
     Returns:
-        The jobs; jobs that share a graph, which are those that differ in the variant only, stand
-        side by side.
+        The jobs. Jobs that differ only in the variant share a graph and are next to each other.
     """
     section = config.prediction
     variants = list(VARIANTS) if section.variant == "both" else [section.variant]
@@ -87,7 +87,7 @@ def jobs_of(config: ml_collections.ConfigDict) -> list[Job]:
 
 
 def check(config: ml_collections.ConfigDict, federation: data.FederatedData) -> None:
-    """Raise ConfigError where a prediction that is asked for makes no sense for this federation.
+    """Raise ConfigError if a requested prediction makes no sense for this federation.
 
     Args:
         config: resolved.
@@ -134,17 +134,17 @@ def predict(
     report: Callable[[str], None] = lambda line: None,
     views: bool = False,
 ) -> Iterator[Predicted]:
-    """Label the test examples of all clients in every way that is asked for, one after another.
+    """Label the test examples of all clients by every requested prediction, one after another.
 
     Args:
-        config: resolved; its section `prediction` says which.
-        method: gives the network's predictions and features.
+        config: resolved; its section `prediction` lists the predictions.
+        method: method, for the network's predictions and features.
         state: state of the method, after training.
         key: the run's key; projections and groups follow from it.
         federation: see `check`.
         mesh: devices that share the search for neighbours in one graph of all clients.
-        report: is told what is being done, a line for each graph.
-        views: inputs are [n, views, d], with the example as it is in front.
+        report: called with one line for each graph.
+        views: inputs are [n, views, d], with the example itself first.
 
     Yields:
         One outcome per job.
@@ -176,11 +176,11 @@ def predict(
 
 
 def how_to_read(jobs: Sequence[Job]) -> str:
-    """Tell which of several ways of predicting to look at, and what their names mean; empty for a
-    single one.
+    """Return advice on which of several predictions to read, and the meaning of their names; "" for
+    a single one.
 
-    Where all were tried, one graph of all clients' points, unlabelled ones too, with the settings
-    of the authors' code did best (docs/results.md).
+    In a comparison of all, one graph of all clients' points, unlabelled ones too, with the settings
+    of the authors' code was best (docs/results.md).
     """
     graphs = [job for job in jobs if job.variant is not None]
     if len(graphs) < 2:
@@ -299,8 +299,8 @@ def _by_network(
 
 
 def _in_own_spaces(log_probs: Array, federation: data.FederatedData) -> Array:
-    """Give every test example's label in the space of its client's coarse labels, -1 where none
-    is known.
+    """Return every test example's label in the space of its client's coarse labels, -1 if there is
+    none.
     """
     weak = federation.weak
     client = np.asarray(federation.test_client)
@@ -315,8 +315,8 @@ def _in_own_spaces(log_probs: Array, federation: data.FederatedData) -> Array:
 def _embedding(
     features: str, method: Method, state: ServerState, views: bool
 ) -> Callable[[Array], Array]:
-    """Return the function from raw inputs to the features that are compared; of inputs with stored
-    views it takes the example as it is.
+    """Return the function from raw inputs to the compared features; for inputs with stored views it
+    uses the example itself.
     """
     if features == "inputs":
 
@@ -336,7 +336,9 @@ def _embedding(
 
 
 def _variant(section: ml_collections.ConfigDict, variant: str | None) -> GraphSettings:
-    """Set one propagation up: as the variant says, but for the fields that were set."""
+    """Return the settings of one propagation: the variant's, changed by the fields that were
+    set.
+    """
     names = {field.name for field in dataclasses.fields(GraphSettings)} & set(section)
     given = {name: section[name] for name in names if section[name] is not None}
     return dataclasses.replace(VARIANTS[variant or "paper"], **given)

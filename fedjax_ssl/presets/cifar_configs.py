@@ -1,5 +1,5 @@
-"""(FL)^2, SAGE, ProxyFL, CBAFed and ProtoFSSL on CIFAR-10 and its like, with the settings of their
-papers and codes.
+"""(FL)^2, SAGE, ProxyFL, CBAFed and ProtoFSSL on CIFAR-10 and similar datasets, with the settings
+of their papers and codes.
 """
 
 from typing import Literal
@@ -14,8 +14,8 @@ from fedjax_ssl.presets.variants import Count, Split
 # (FL)^2's mean and deviation, pixels in [0, 1].
 FL2_MEAN = {"cifar10": (0.485, 0.456, 0.406), "cifar100": (129.3 / 255, 124.1 / 255, 112.4 / 255)}
 FL2_STD = {"cifar10": (0.229, 0.224, 0.225), "cifar100": (68.2 / 255, 65.4 / 255, 70.4 / 255)}
-# SAGE's code standardizes by CIFAR-10's numbers in training whatever the dataset is, and by others
-# in testing.
+# SAGE's code standardizes by CIFAR-10's numbers in training for every dataset, and by others in
+# testing.
 SAGE_TRAIN = (0.4914, 0.4822, 0.4465), (0.2471, 0.2435, 0.2616)
 SAGE_TEST = {
     "cifar10": ((0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)),
@@ -31,16 +31,16 @@ SAGE_RUNS = {
     "svhn": (150, 460, 140),
 }
 # ProtoFSSL: training, validation and test examples of each class; clients, and labels of each class
-# at each of them.
+# at each client.
 POOLS = {"cifar10": (5400, 300, 300), "svhn": (5400, 200, 200), "stl10": (1000, 150, 150)}
 CLIENTS = 100
 LABELS = 5
-# Unlabelled examples of class k at client c, by (k - c) mod 10, beside `LABELS` labelled ones.
+# Unlabelled examples of class k at client c, by (k - c) mod 10, besides `LABELS` labelled ones.
 UNLABELLED = {"iid": (49,), "noniid": FEDMATCH_SHARES}
-# From the authors' later code, where labelled images are unlabelled ones too: one less of the
-# preferred class there.
+# From the authors' later code, where labelled images are also unlabelled ones: one less of the
+# preferred class.
 UNLABELLED_OVERLAP = {"iid": (49,), "noniid": (243, *FEDMATCH_SHARES[1:])}
-# Labels and data skewed alike, from the same code.
+# Labels and data are skewed alike, from the same code.
 SKEWED_LABELS = (23, 5, 5, 5, 3, 3, 3, 3, 0, 0)
 SKEWED = (243, 49, 49, 49, 25, 25, 25, 25, 0, 0)
 STL10_LABELS = 10
@@ -64,7 +64,7 @@ def fl2_on_cifar(
 
     Args:
         dataset: "cifar10" (WRN-28-2, radius 0.1) or "cifar100" (WRN-28-8, radius 1).
-        labels: at the server; by default four of each class.
+        labels: labels at the server; by default four of each class.
         split: "iid" or a Dirichlet concentration.
     """
     config = default("fl2")
@@ -85,8 +85,8 @@ def fedmatch(dataset: str, where: str, channels: float) -> ml_collections.Config
 
     Args:
         dataset: "cifar10" or "mnist".
-        where: labels are.
-        channels: share of the network's.
+        where: place of the labels.
+        channels: share of the network's channels.
     """
     config = default("fedmatch")
     config.data.update(name=dataset, pool_splits=True, test_fraction=0.05)
@@ -104,7 +104,7 @@ def fedmatch(dataset: str, where: str, channels: float) -> ml_collections.Config
 
 
 def semifl_clients(config: ml_collections.ConfigDict, split: Split) -> None:
-    """Set SemiFL's split, cohort, weak view and optimizers, which (FL)^2 and FedMT have too.
+    """Set SemiFL's split, cohort, weak view and optimizers, which (FL)^2 and FedMT also use.
 
     Args:
         config: the experiment.
@@ -129,8 +129,8 @@ def sage_on_cifar(
         method: "sage", "proxyfl", "fedavg" or one of the consistency methods such as "fixmatch",
             with SAGE's batches and number of local steps.
         split: "iid" or the concentration of the split in pairs.
-        standardize: "code": inputs are standardized as in the code, by CIFAR-10's numbers in
-            training and by others in testing.
+        standardize: "code": standardize inputs as in the code, by CIFAR-10's numbers in training
+            and by others in testing.
     """
     rounds, per_class, steps = SAGE_RUNS[dataset]
     labels = per_class * (100 if dataset == "cifar100" else 10)
@@ -163,14 +163,15 @@ def sage_on_cifar(
 
 
 def cbafed_on_cifar(dataset: str) -> ml_collections.ConfigDict:
-    """CBAFed: one client with labels for all of its images, nine without any, all in every round.
+    """CBAFed: one client with labels for all of its images, nine without any; all train in every
+    round.
 
     Args:
         dataset: "cifar10" or "cifar100".
     """
     config = default("cbafed")
     config.method.warmup_epochs = 501 if dataset == "cifar10" else 1001
-    # as many rounds as epochs of the warm-up
+    # as many rounds as warm-up epochs
     config.rounds = config.method.warmup_rounds + config.method.warmup_epochs
     config.checkpoint_every = 5
     config.data.name = dataset

@@ -1,6 +1,6 @@
-"""The embedded digits, with labels at the writers or at the server, or coarse ones.
+"""The embedded digits, with labels at the writers or at the server, or with coarse labels.
 
-What suits a method there stands beside its recipe, see `fedjax_ssl.methods.recommended`.
+The settings of a method are next to its recipe, see `fedjax_ssl.methods.recommended`.
 """
 
 from typing import Literal
@@ -16,12 +16,12 @@ Space = Literal["shape", "parity", "halves"]  # space of the coarse labels
 
 
 def recommend(config: ml_collections.ConfigDict, place: str) -> ml_collections.ConfigDict:
-    """Set what is recommended for the config's method and small images, and return the config.
+    """Set the recommended fields for the config's method on small images, and return the config.
 
     Args:
-        config: the experiment. Settings that its method does not have are left out.
-        place: where labels are, as supervisions are named. What the method's file does not say is
-            as for other methods.
+        config: the experiment. Settings that its method lacks are left out.
+        place: place of the labels, a name of a supervision. Fields that the method's file does not
+            recommend are as for other methods.
     """
     method = config.method
     fields = recommended(method.name).get(place, PLACES.get(place, {}))
@@ -36,10 +36,10 @@ def recommend(config: ml_collections.ConfigDict, place: str) -> ml_collections.C
 
 
 def digits_by_writer(method: str, labels: Count | Literal["all"] = 5) -> ml_collections.ConfigDict:
-    """Return the embedded digits: 11 writers train with few labels, 3 writers that were never seen
-    are the test.
+    """Return the embedded digits: 11 writers train with few labels, and 3 writers are held out for
+    testing.
 
-    Which writers are held out and which digits keep their label follow from the seed.
+    The random seed decides which writers are held out and which digits keep their label.
 
     Args:
         method: name of a method.
@@ -55,8 +55,8 @@ def digits_by_writer(method: str, labels: Count | Literal["all"] = 5) -> ml_coll
 
 
 def digits_with_server(method: str, labels: Count = 20) -> ml_collections.ConfigDict:
-    """Return the embedded digits with labels at the server: 11 writers train without any, 3 that
-    were never seen are the test.
+    """Return the embedded digits with labels at the server: 11 writers train without labels, and 3
+    writers are held out for testing.
 
     Args:
         method: name of a method whose server trains.
@@ -91,12 +91,12 @@ def digits_consistency(
 
     Args:
         method: name of a method of this family.
-        labels: of each writer, as in `digits_by_writer`, or "server": at the server, as in
-            `digits_with_server`; the writers have none.
-        at_server: labels at the server, which has 20 by default.
+        labels: labels of each writer, as in `digits_by_writer`, or "server": labels at the server,
+            as in `digits_with_server`, and none at the writers.
+        at_server: labels at the server; 20 by default.
 
     Raises:
-        ConfigError: labels of both.
+        ConfigError: labels are at both.
     """
     if labels == "server":
         return digits_with_server(method, at_server or 20)

@@ -1,5 +1,5 @@
-"""Federations beyond labels at clients: class shares of sets, clients of several kinds,
-prediction in one shot.
+"""Federations beyond labels at clients: class shares of sets, clients of several kinds, one-shot
+prediction.
 """
 
 from typing import Literal, get_args
@@ -25,8 +25,8 @@ def unlabelled_sets(
     FedUL's benchmark.
 
     Args:
-        sets: of each client.
-        split: "noniid" gives every client two classes that it mostly has.
+        sets: sets of each client.
+        split: "noniid" gives every client two main classes.
         method: "fedavg" has class labels of a tenth of the examples in place of sets.
     """
     config = default(method)
@@ -43,14 +43,14 @@ def unlabelled_sets(
 def mixed_federation(
     variant: Mixed, labelled: int, coarse: int, sets: int
 ) -> ml_collections.ConfigDict:
-    """Return a federation of clients with labels, coarse labels, sets, or nothing; or what is left
+    """Return a federation of clients with labels, coarse labels, sets, or nothing; or the rest
     without some of them.
 
     Args:
         variant: "mixed": all of them, with channels and propagated labels. "channels": all of them,
-            channels alone. "labels": only the clients with class labels, as people do who leave out
-            what they cannot use. "labels_xclp": all others are clients without labels
-            (FedAvg+XCLP). "coarse", "sets": only such clients.
+            channels alone. "labels": only the clients with class labels, which is what most methods
+            can use. "labels_xclp": all others are clients without labels (FedAvg+XCLP). "coarse",
+            "sets": only such clients.
         labelled: clients with class labels.
         coarse: clients with coarse labels.
         sets: clients with sets.
@@ -73,17 +73,18 @@ def one_shot(variant: OneShot, rounds: int) -> ml_collections.ConfigDict:
     """Return the base of the configs that predict for new examples (XCLP section 4).
 
     Args:
-        variant: "inputs": graphs of the inputs as they are stored, nothing is trained. "network":
-            graphs of the features of a network that FedAvg trains on the labels. In both, a fifth
-            of every client's examples is new and a tenth of the others is labelled. "left_out":
-            features as in "network", all examples of one client are new and all of the others are
+        variant: "inputs": graphs of the stored inputs, without training. "network": graphs of the
+            features of a network that FedAvg trains on the labels. In both, a fifth of every
+            client's examples is new and a tenth of the others is labelled. "left_out": features as
+            in "network", all examples of one client are new, and all examples of the others are
             labelled.
         rounds: rounds of FedAvg, where a network is trained.
     """
     predictors = {
         "inputs": "xclp,per_client_lp",
         "network": "network,xclp,per_client_lp",
-        "left_out": "network,xclp",  # per-client LP has no label to propagate there
+        # per-client LP has no label to propagate at a client that is left out
+        "left_out": "network,xclp",
     }
     config = default("fedavg")
     config.rounds = 0 if variant == "inputs" else rounds

@@ -1,8 +1,7 @@
 """Bases of the configs `digits`, `glyphs`, `mnist`, ...: one dataset, and any method that fits it.
 
-All methods get the same clients, labels, network and cohort. What is a method's own, its settings,
-its optimizers and a second head, is recommended beside its recipe, see
-`fedjax_ssl.methods.recommended`.
+All methods get the same clients, labels, network and cohort. A method's own settings, optimizers
+and second head are recommended next to its recipe, see `fedjax_ssl.methods.recommended`.
 """
 
 from typing import NamedTuple
@@ -15,9 +14,9 @@ from fedjax_ssl.errors import check_known
 from fedjax_ssl.methods import fits, recommended
 from fedjax_ssl.presets.digits_configs import digits_by_writer, recommend
 
-# rounds of a first stage, which keeps its share of a run
+# Rounds of a first stage, which keeps its share of a run.
 _STAGES = ("warmup_rounds", "coarse_rounds")
-# Where labels may be: names of supervisions.
+# Places of labels, by names of supervisions.
 PLACES = ("per_client", "per_class", "server", "coarse", "sets", "mixed", "all", "given")
 
 
@@ -26,10 +25,10 @@ class _Source(NamedTuple):
 
     rounds: int
     labels: int  # labels of one client
-    server: int | None  # labels at the server; None: all that there are
+    server: int | None  # labels at the server; None: all that exist
     model: str = "mlp"
-    correspondence: str | None = None  # the space of coarse labels
-    clients: int | None = 100  # dealt alike; None: the natural ones
+    correspondence: str | None = None  # space of the coarse labels
+    clients: int | None = 100  # clients of equal size; None: the natural clients
 
 
 SOURCES = {
@@ -56,19 +55,19 @@ def source(
 
     Args:
         name: a name in `SOURCES`.
-        argument: METHOD or METHOD,LABELS. The labels are where that method's are by default;
+        argument: METHOD or METHOD,LABELS. By default, labels are at the method's usual place;
             "per_client", "per_class", "server", "coarse", "sets", "mixed", "all" or "given" puts
             them elsewhere.
         method: in place of the argument's, for example from `--method.name`.
-        rounds: in place of the dataset's. A first stage keeps its share of them.
-        place: of the labels in a comparison of several methods. A method that fits them has them
-            there; the others have their default.
+        rounds: rounds in place of the dataset's. A first stage keeps its share of them.
+        place: place of the labels in a comparison of several methods. Methods that fit this place
+            use it; the others use their default.
 
     Raises:
         ConfigError: there is no such method, or no such place for labels.
     """
     named, _, labels = argument.partition(",")
-    # its name in earlier versions
+    # The name of the dataset in earlier versions.
     method = method or named
     labels = {"clients": "per_client"}.get(labels, labels)
     with naming():
@@ -81,22 +80,22 @@ def source(
         labels = own.supervision.name
         if name in OWN and labels != "server":
             labels = "given"
-        elif labels == "all":  # some clients have all: CBAFed
+        elif labels == "all":  # some clients have all labels: CBAFed
             labels = "per_client"
     shared = federation(name, labels)
     facts = SOURCES[name]
     config = of_method(method, shared)
-    if name != "digits":  # rates that suit 64 small numbers are too high for images
+    if name != "digits":  # learning rates for 64 small numbers are too high for images
         _at_rate(config, min(config.optimizer.learning_rate, shared.optimizer.learning_rate))
     config.rounds = facts.rounds if rounds is None else rounds
     config.eval_every = every = max(config.rounds // 20, 1)
     share = config.rounds / own.rounds
     for stage in _STAGES:
-        if own.method.get(stage):  # ends with an evaluation
+        if own.method.get(stage):  # the stage ends with an evaluation
             config.method[stage] = max(round(own.method[stage] * share / every), 1) * every
     if own.optimizer.schedule_rounds is not None:
         config.optimizer.schedule_rounds = max(round(own.optimizer.schedule_rounds * share), 1)
-    if name == "digits":  # the views that the method has there
+    if name == "digits":  # the method's views for digits
         for section in ("augment", "strong_augment"):
             config[section].update(own[section].to_dict())
     return config
@@ -109,10 +108,10 @@ def federation(
 
     Args:
         name: a name in `SOURCES`.
-        labels: "per_client": some at every client. "per_class": some of every class at every
-            client. "server". "coarse": of another space at the clients, and some class labels at
-            the server. "sets": class shares of unlabelled sets. "mixed": clients of all kinds.
-            "all". "given": what the dataset has.
+        labels: "per_client": labels at every client. "per_class": labels of every class at every
+            client. "server": labels at the server. "coarse": coarse labels at the clients, and some
+            class labels at the server. "sets": class shares of unlabelled sets. "mixed": clients of
+            all kinds. "all". "given": the dataset's labels.
         path: an `.npz` file in place of the download.
         count: labels of a client, of a class at a client, or of the server.
 
@@ -121,7 +120,7 @@ def federation(
     """
     facts = SOURCES[name]
     config = default("fedavg")
-    # Some methods look at validation examples. A handful would choose a model by chance.
+    # Some methods use validation examples, but a handful would choose a model by chance.
     config.data.update(
         name="npz" if path else name, path=path, validation_fraction=0.05, fewest_validation=50
     )
@@ -133,10 +132,10 @@ def federation(
         config.partition.name = "iid"
         config.partition.num_clients = facts.clients
         if name == "mnist":
-            config.model.hidden = (200, 200)  # the network of FedAvg's paper that it calls 2NN
+            config.model.hidden = (200, 200)  # the network called 2NN in FedAvg's paper
     if name in OWN:
-        config.federated.cohort_size = None  # nobody knows how many clients there are
-        # ... or what inputs; low enough for images that are standardized
+        config.federated.cohort_size = None  # the number of clients is unknown
+        # The inputs are unknown too; this rate is low enough for standardized images.
         config.optimizer.learning_rate = 0.03
     if facts.model == "cnn" or name == "mnist":  # images
         config.augment.name = "crop_flip" if name == "cifar10" else "shift"
@@ -146,11 +145,11 @@ def federation(
 
 
 def personal_glyphs(name: str) -> ml_collections.ConfigDict:
-    """Return drawn characters of 40 writers who each want a model of their own, with batch
+    """Return drawn characters of 40 writers who each need their own model, with batch
     normalization.
 
     Args:
-        name: of the personalization.
+        name: name of the personalization.
     """
     config = source("glyphs", "fedavg")
     config.eval_every = 20
@@ -206,7 +205,7 @@ def of_method(
     Args:
         method: a registered method, or "module:function", which gets the optimizer of
             `fedavg`.
-        shared: from `federation`.
+        shared: config from `federation`.
         shared_optimizer: the clients' optimizer is the shared one, unless the config's is another
             than SGD.
 
@@ -237,17 +236,15 @@ def of_method(
 
 
 def _at_rate(config: ml_collections.ConfigDict, rate: float) -> None:
-    """Set the learning rate; FedMatch's l2_weight, whose product with it is the paper's,
-    follows.
-    """
+    """Set the learning rate, and FedMatch's l2_weight so that the product is the paper's."""
     if "l2_weight" in config.method:
         config.method.l2_weight *= config.optimizer.learning_rate / rate
     config.optimizer.learning_rate = rate
 
 
 def _own_config(method: str, labels: str) -> ml_collections.ConfigDict:
-    """Return a method with what is recommended for it, with labels at this place where that is one
-    of its own, else at its usual one.
+    """Return a method with its recommended fields, with labels at this place if the method fits it,
+    otherwise at its usual place.
     """
     with naming("method.name"):
         places = recommended(method)

@@ -1,5 +1,5 @@
-"""The argument of a config, `cifar10_xclp:5000,100,iid`, declared once: as the parameters of a
-function.
+"""The argument of a config, such as `cifar10_xclp:5000,100,iid`, declared once, by the parameters
+of a function.
 """
 
 import inspect
@@ -24,12 +24,12 @@ Share = Annotated[float, In("(0, 1]")]
 def variants(
     make: Callable[..., ml_collections.ConfigDict], *leading: Any
 ) -> Callable[..., ml_collections.ConfigDict]:
-    """Make the `get_config` of a file, whose argument has values with commas between.
+    """Make the `get_config` of a file, whose argument has comma-separated values.
 
     Args:
         make: returns the config. Its parameters are the values of the argument, in their order; a
-            `Literal` names those that there are, and a declaration says what a number may be.
-        *leading: what stands in front of them.
+            `Literal` lists allowed values, and a declaration the allowed numbers.
+        *leading: leading arguments of `make`.
 
     Example:
         >>> @variants
@@ -66,7 +66,9 @@ give LABELS,SPLIT. labels: 1000 or 5000; split: a number in (0, inf) or iid. For
 
 
 def _choices(annotation: Any) -> list[Any]:
-    """List what an annotation takes: names and numbers of a `Literal`, and kinds of numbers."""
+    """Return the values that an annotation allows: names and numbers of a `Literal`, and kinds of
+    numbers.
+    """
     origin = typing.get_origin(annotation)
     if origin in (types.UnionType, typing.Union):
         return [one for part in typing.get_args(annotation) for one in _choices(part)]
@@ -88,7 +90,7 @@ def _value(annotation: Any, text: str) -> Any:
     """Read a value of the argument.
 
     Raises:
-        ValueError: the annotation does not take it.
+        ValueError: the annotation does not allow it.
     """
     choices = _choices(annotation)
     for one in choices:

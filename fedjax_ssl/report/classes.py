@@ -18,8 +18,8 @@ def scores_of(groups: Sequence[Group], problems: list[str]) -> dict[str, dict[st
     """Find the detailed scores of the finished runs of groups.
 
     Args:
-        groups: the report's; the first `MOST_GROUPS` with scores count, of runs of the same
-            classes.
+        groups: groups of the report; the first `MOST_GROUPS` with scores count, if their runs have
+            the same classes.
         problems: a sentence is added for every group whose scores are damaged.
 
     Returns:
@@ -58,7 +58,9 @@ def _joined(scores: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def tables_of(scores: Mapping[str, Mapping[str, Any]]) -> dict[str, pandas.DataFrame]:
-    """Make a table for each score in words: a row per class, a column per group, and examples."""
+    """Make a table for each score as text: a row per class, a column per group, and the number of
+    examples.
+    """
     tables = {name: one["by_class"] for name, one in scores.items()}
     support = pandas.DataFrame({name: one["support"] for name, one in tables.items()})
     examples = support.mean(axis=1).round().astype(int)

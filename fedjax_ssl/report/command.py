@@ -20,21 +20,21 @@ from fedjax_ssl.report.page import GENERATOR, render
 from fedjax_ssl.report.runs import Report, ReportError, read
 from fedjax_ssl.report.verdict import verdict
 
-_SHOWN = 20  # groups in the terminal
+_SHOWN = 20  # groups shown in the terminal
 
 
 def main(arguments: list[str]) -> int:
     """Make a report.
 
     Args:
-        arguments: without the program and the subcommand.
+        arguments: arguments after the subcommand.
 
     Returns:
         0.
 
     Raises:
         ReportError: there is nothing to report, or it cannot be written; `fedjax_ssl.cli.main`
-            makes messages of it.
+            shows the message.
     """
     given = _parser().parse_args(arguments)
     report = read(given.runs, metric=given.metric, baseline=given.baseline, names=dict(given.label))
@@ -61,7 +61,7 @@ def main(arguments: list[str]) -> int:
 
 
 def _beside(runs: list[str]) -> Path:
-    """Place the page in the folder, or in the one that holds all of them."""
+    """Return the path of the page: in the folder, or in the one that contains all of them."""
     common = os.path.commonpath([os.path.realpath(one) for one in runs])
     inside = os.path.relpath(common)
     return Path(common if inside.startswith("..") else inside) / "report.html"
@@ -124,7 +124,7 @@ def _label(text: str) -> tuple[str, str]:
 
 
 def _show(report: Report) -> None:
-    """Print the table in a terminal."""
+    """Print the table to a terminal."""
     found = lines(report).iloc[:, :5]
     table = Table(box=None, pad_edge=False, header_style="bold")
     for title in ("group", "runs", found.columns[2], "difference", "labels"):

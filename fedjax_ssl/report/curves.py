@@ -1,5 +1,5 @@
-"""The numbers behind the page's charts: curves over rounds and costs, maps over two settings,
-accuracy over clients.
+"""The numbers of the page's charts: curves over rounds and costs, maps over two settings, accuracy
+over clients.
 """
 
 import itertools
@@ -14,7 +14,7 @@ from fedjax_ssl.folder.stored_run import StoredRun
 from fedjax_ssl.report.numbers import is_number, short
 from fedjax_ssl.report.runs import Group, table_of
 
-# Axes of the curves, each the running sum of some columns; of none: not a sum.
+# Axes of the curves, each the running sum of some columns; without columns, the column itself.
 AXES = {
     "round": (),
     "bytes": ("bytes_up", "bytes_down"),
@@ -23,24 +23,24 @@ AXES = {
     "epsilon_spent": (),  # privacy spent so far
 }
 _MOST_CLIENTS = 61  # points of a curve over clients
-_FULL = 0.6  # share of the combinations of two numbers from which on they make a map
+_FULL = 0.6  # share of the combinations of two numbers from which on they form a map
 
 
 def curves_of(group: Group, metrics: Sequence[str], points: int) -> dict[str, Any]:
     """Make the curves of a group from its finished runs, or from all runs if none is finished.
 
-    A point is a round that all these runs have evaluated. Numbers are cut to the digits that a
+    A point is a round that all these runs have evaluated. Numbers are rounded to the digits that a
     picture shows.
 
     Args:
-        group: any.
+        group: the group.
         metrics: columns of the rows.
-        points: at most so many, evenly spread; the first and the last one are kept.
+        points: largest number of points, evenly spread, with the first and the last one.
 
     Returns:
-        "x": by axis, means over the runs, None where a run does not have it. "y": by metric (mean,
-        deviation), where a run of the group has it; gaps are None. The deviation is None of a
-        single run.
+        "x": by axis, means over the runs, None if a run lacks the axis. "y": by metric (mean,
+        deviation), if a run of the group has it; gaps are None. The deviation of a single run is
+        None.
     """
     runs = list(group.finished["run"]) or group.runs
     tables = [_rows(run, metrics) for run in runs if run.rows]
@@ -64,8 +64,8 @@ def curves_of(group: Group, metrics: Sequence[str], points: int) -> dict[str, An
 
 
 def _rows(run: StoredRun, metrics: Sequence[str]) -> pandas.DataFrame:
-    """Tables a run's rows by round: a column per axis, then the metrics; NaN where there is no
-    finite number.
+    """Return a run's rows by round: a column per axis, then the metrics; NaN for values that are
+    not finite.
     """
     table = pandas.DataFrame(run.rows).set_index("round")
     table = table.apply(pandas.to_numeric, errors="coerce").astype(float)
@@ -89,18 +89,18 @@ def _name_of(group: Group, fields: Collection[str]) -> str:
 
 
 class Map(NamedTuple):
-    """Groups that differ in two numbers and in nothing else."""
+    """Groups that differ only in two numbers."""
 
     name: str  # the fields that they have in common; "": all groups
-    across: str  # a field
+    across: str  # field of the columns
     down: str
-    columns: list[float]  # its values
+    columns: list[float]  # values of the columns
     rows: list[float]
-    cells: list[list[int | None]]  # number of the group; None: there is none
+    cells: list[list[int | None]]  # number of the group; None: no such group
 
 
 def maps_of(groups: Sequence[Group]) -> list[Map]:
-    """Find pairs of numbers all of whose combinations, or most of them, are there."""
+    """Find pairs of numbers with groups for all or most of their combinations."""
     table = table_of([group.config for group in groups])
     table = table.loc[:, ~table.T.duplicated()]
     numbers = [field for field in table if len(_values(groups, field)) > 1]
@@ -151,9 +151,7 @@ def profile(runs: Sequence[Sequence[float]]) -> dict[str, Any]:
 
 
 def profiles_of(groups: Sequence[Group]) -> dict[str, dict[int, dict[str, Any]]]:
-    """Make a profile by measure and by number of the group, where clients' accuracies were
-    logged.
-    """
+    """Make a profile by measure and number of the group, if clients' accuracies were logged."""
     found: dict[str, dict[int, list[list[float]]]] = {}
     for place, group in enumerate(groups):
         for run in group.runs:

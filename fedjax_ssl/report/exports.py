@@ -1,4 +1,4 @@
-"""Exports the table of a report to a paper or a spreadsheet: Markdown, LaTeX, CSV."""
+"""The table of a report for a paper or a spreadsheet: Markdown, LaTeX, CSV."""
 
 import math
 import re
@@ -20,12 +20,12 @@ from fedjax_ssl.report.numbers import (
 )
 from fedjax_ssl.report.runs import Group, Report, ReportError, text_of
 
-# Around what is bold, until what a language takes for its own is written as text.
+# Marks around bold text, replaced after special characters are escaped.
 _BOLD = ("\ue000", "\ue001")
 
 
 def _rows(report: Report) -> Iterable[tuple[Group, Cell, list[float | None]]]:
-    """Every group with its cell in the chosen metric and its costs."""
+    """List every group with its cell in the chosen metric and its costs."""
     return zip(report.groups, report.cells(report.metric), report.costs, strict=True)
 
 
@@ -47,11 +47,11 @@ def lines(report: Report) -> pandas.DataFrame:
 
 
 def crossed(report: Report, field: str) -> tuple[pandas.DataFrame, pandas.DataFrame]:
-    """Write the means with a column per value of a field, and a row for all else that names a
-    group.
+    """Write the means with a column per value of a field, and a row for each combination of the
+    other naming fields.
 
     Returns:
-        The texts, and where the best of each column stands.
+        The texts, and the place of the best value in each column.
 
     Raises:
         ReportError: groups are not named by this field.
@@ -64,7 +64,7 @@ def crossed(report: Report, field: str) -> tuple[pandas.DataFrame, pandas.DataFr
             f"differ in: {', '.join(fields) or 'nothing'}"
         )
     short = own.rpartition(".")[2]
-    # a group that stands alone in a row is not named by this field, but has a value of it
+    # A group that is alone in its row is not named by this field, but has a value of it.
     named = {str(one.config.get(own)): one.parts[own] for one in report.groups if own in one.parts}
     texts: dict[str, dict[str, str]] = {}
     values_of: dict[str, Any] = {}
@@ -78,7 +78,7 @@ def crossed(report: Report, field: str) -> tuple[pandas.DataFrame, pandas.DataFr
         texts.setdefault(column, {})[row] = mean_text(cell, report.metric.unit)
         goodness.setdefault(column, {})[row] = (cell.mean or math.nan) * report.metric.better
     corner = headings(report.metric, "")[2]
-    # numbers by size, and last what is none: other values in the order of the groups
+    # Numbers by size; other values follow in the order of the groups.
     order = sorted(
         values_of, key=lambda name: values_of[name] if is_number(values_of[name]) else math.inf
     )
@@ -89,8 +89,8 @@ def crossed(report: Report, field: str) -> tuple[pandas.DataFrame, pandas.DataFr
 
 
 def _table(report: Report) -> pandas.DataFrame:
-    """Write the table of a paper: a row per group, or rows by columns where the report asks for
-    them, with marks around the best of a column.
+    """Write the table of a paper: a row per group, or rows by columns if the report has `columns`,
+    with marks around the best value of a column.
     """
     if report.columns is None:
         return lines(report)
@@ -108,8 +108,8 @@ def _below(report: Report) -> str:
 
 
 def markdown(report: Report) -> str:
-    """Write a table for a README; mean ± standard deviation over seeds, and how the interval is
-    made below it.
+    """Write a table for a README: mean ± standard deviation over seeds, with a line on the
+    interval.
     """
     table = _table(report)
     titles, *rows = (
@@ -121,7 +121,7 @@ def markdown(report: Report) -> str:
 
 
 def markdown_table(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Write a table in Markdown: texts left, in the first column, and numbers right."""
+    """Write a table in Markdown: texts on the left in the first column, numbers on the right."""
     lines = [titles, ["---", *["---:"] * (len(titles) - 1)], *rows]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
@@ -165,7 +165,7 @@ def comma_separated(report: Report) -> str:
 
 
 def _harmless(value: Any) -> Any:
-    """Write NaN, which pandas would leave out, and keeps spreadsheets from taking a text for a
+    """Write NaN, which pandas would leave out, and keep spreadsheets from reading a text as a
     formula.
     """
     if isinstance(value, list):

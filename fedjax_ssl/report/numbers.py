@@ -1,4 +1,4 @@
-"""The numbers that runs are compared by, with means, paired differences, and their texts."""
+"""The numbers by which runs are compared, with means, paired differences, and their texts."""
 
 import math
 import warnings
@@ -13,8 +13,7 @@ from fedjax_ssl.errors import counted
 from fedjax_ssl.folder.files import bytes_in_words
 from fedjax_ssl.folder.stored_run import StoredRun
 
-# Counts of a block of rounds and the time that it took: curves are drawn over them, and they are no
-# results.
+# Counts of a block of rounds, and its time: axes of curves, not results.
 _COUNTS = (
     "round",
     "rounds",
@@ -40,7 +39,7 @@ _FROM_SUMMARY = (
     "examples_per_second",
     "peak_memory_bytes",
 )
-_ABOUT = ("group", "counts", "run", "seed", "state", "finished")  # columns that are no numbers
+_ABOUT = ("group", "counts", "run", "seed", "state", "finished")  # columns without numbers
 _OF_A_PREDICTOR = ("accuracy", "balanced_accuracy", "coverage")
 _USUAL = ("test_accuracy", "test_client_accuracy", "validation_accuracy")
 _SHARES = ("accuracy", "coverage", "f1", "auroc", "ece", "recall", "precision", "tenth", "spread")
@@ -57,7 +56,7 @@ _LESS_IS_BETTER = {
 }
 COSTS = {"sent, both ways": "bytes", "local steps": "", "training time": "s"}  # title -> unit
 LEVEL = 0.95
-TELLING = 3  # seeds, of which fewer cannot tell a difference from chance
+TELLING = 3  # with fewer seeds, a difference cannot be told from chance
 METHOD = (
     "Paired by seed: the mean of the differences over the seeds that both groups have, and its "
     f"{LEVEL:.0%} t interval, mean ± t(0.975, n - 1) · s / √n, with s the standard deviation of "
@@ -67,22 +66,22 @@ METHOD = (
 
 
 class Metric(NamedTuple):
-    """A number that every run has one value of, after its last round."""
+    """A number with one value per run, after its last round."""
 
     name: str
-    # ^ as in `metrics.csv` or `summary.json`; PREDICTOR_accuracy for a predictor's accuracy on new
-    # examples
+    # ^ name in `metrics.csv` or `summary.json`; PREDICTOR_accuracy for a predictor's accuracy on
+    # new examples
     unit: str  # "%" for shares, "bytes", "s", or ""
-    better: int  # 1 where more is better, -1 where less is, 0 where nobody can say
+    better: int  # 1 if more is better, -1 if less is, 0 if undecided
 
     @property
     def title(self) -> str:
-        """The name as words."""
+        """The name in words."""
         return self.name.replace("_", " ")
 
 
 def metric(name: str) -> Metric:
-    """Tells unit and direction of a metric from the words of its name."""
+    """Return unit and direction of a metric, from the words of its name."""
     words = name.split("_")
     if name.startswith("confidence"):
         return Metric(name, "%", 0)
@@ -97,8 +96,8 @@ def metric(name: str) -> Metric:
 
 
 def metrics_of(frame: pandas.DataFrame) -> list[Metric]:
-    """List the metrics of the runs, the usual ones first, and last the best on test data, which
-    is no fair result.
+    """List the metrics of the runs: the usual ones first, and last the best on test data, which is
+    not a fair result.
     """
     names = [name for name in frame if not name.startswith("cost ") and name not in _ABOUT]
 
@@ -110,11 +109,11 @@ def metrics_of(frame: pandas.DataFrame) -> list[Metric]:
 
 
 def numbers_of(run: StoredRun) -> dict[str, float]:
-    """Read the metrics of a run after its last round, and its costs ("cost TITLE"); infinity =
-    not finite.
+    """Read the metrics of a run after its last round, and its costs ("cost TITLE"); infinity stands
+    for a value that is not finite.
     """
     summary = run.summary or {}
-    # Without rows nothing was trained, or another program wrote the summary.
+    # Without rows, nothing was trained, or another program wrote the summary.
     last = run.rows[-1] if run.rows else summary
     found = {name: value for name, value in last.items() if name not in _COUNTS}
     found |= {name: summary[name] for name in _FROM_SUMMARY if name in summary}
@@ -123,7 +122,7 @@ def numbers_of(run: StoredRun) -> dict[str, float]:
         found |= {
             f"test_{name}": value for name, value in scores.items() if name.startswith("top_")
         }
-        if len(scores.get("classes", ())) == 2:  # sensitivity and specificity
+        if len(scores.get("classes", ())) == 2:  # two classes: sensitivity and specificity
             recalls = zip(scores["classes"], scores.get("recall", ()), strict=False)
             found |= {f"test_{name}_recall": value for name, value in recalls}
     predictions = summary.get("predictions")
@@ -143,13 +142,13 @@ def numbers_of(run: StoredRun) -> dict[str, float]:
 
 
 def _total(run: StoredRun, *names: str) -> float | None:
-    """Add counts over all rows of a run; None where a row has none of them."""
+    """Add counts over all rows of a run; None if a row lacks all of them."""
     counts: list[Any] = [row.get(name) for row in run.rows for name in names]
     return math.fsum(counts) if counts and all(map(is_number, counts)) else None
 
 
 def is_number(value: Any) -> bool:
-    """Says whether this is a number, NaN and the infinities included."""
+    """Return whether this is a number, including NaN and infinities."""
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
@@ -157,23 +156,23 @@ class Cell(NamedTuple):
     """The values of a group in a metric, and their differences to the baseline, seed by seed."""
 
     runs: int = 0
-    mean: float | None = None  # NaN where a value is not finite
-    deviation: float | None = None  # sample standard deviation; None of a single value
-    pairs: int = 0  # seeds that the baseline has too
-    difference: float | None = None  # mean over the pairs; None where nothing is comparable
-    low: float | None = None  # ends of the interval of `METHOD`; None of a single pair
+    mean: float | None = None  # NaN if a value is not finite
+    deviation: float | None = None  # sample standard deviation; None for a single value
+    pairs: int = 0  # seeds shared with the baseline
+    difference: float | None = None  # mean over the pairs; None if nothing is comparable
+    low: float | None = None  # bounds of the interval of `METHOD`; None for a single pair
     high: float | None = None
 
     @property
     def sign(self) -> int:
-        """1 or -1 where the interval does not hold zero, else 0, as with too few pairs."""
+        """1 or -1 if the interval excludes zero, otherwise 0, also with too few pairs."""
         if self.low is None or self.high is None or self.pairs < TELLING:
             return 0
         return (self.low > 0) - (self.high < 0)
 
     @property
     def around(self) -> float | None:
-        """Half of the interval of the mean over seeds, t(0.975, n - 1) · s / √n; None of a single
+        """Half of the interval of the mean over seeds, t(0.975, n - 1) · s / √n; None for a single
         value.
         """
         if self.deviation is None:
@@ -182,13 +181,13 @@ class Cell(NamedTuple):
 
 
 def compare(values: pandas.Series, baseline: pandas.Series | None = None) -> Cell:
-    """Sum up values, and their differences to those of the baseline.
+    """Return the statistics of values, and of their differences to the baseline's.
 
         compare(pandas.Series({0: 0.85, 1: 0.84}), pandas.Series({0: 0.80, 1: 0.83}))
 
     Args:
         values: by seed.
-        baseline: by seed; None where the two cannot be compared.
+        baseline: values of the baseline by seed; None if the two cannot be compared.
     """
     cell = Cell(len(values), math.nan)
     if np.isfinite(values).all():
@@ -201,7 +200,7 @@ def compare(values: pandas.Series, baseline: pandas.Series | None = None) -> Cel
     if not len(seeds) or not np.isfinite([ours, theirs]).all():
         return cell
     with warnings.catch_warnings():
-        # A single pair has no interval; where all differences are the same, it is a point.
+        # A single pair has no interval; if all differences are equal, the interval is a point.
         warnings.simplefilter("ignore", RuntimeWarning)
         low, high = stats.ttest_rel(ours, theirs).confidence_interval(LEVEL)
     difference = float((ours - theirs).mean())
@@ -209,7 +208,7 @@ def compare(values: pandas.Series, baseline: pandas.Series | None = None) -> Cel
 
 
 def known(value: float) -> float | None:
-    """Make None of NaN."""
+    """Return None for NaN, and other values unchanged."""
     return None if math.isnan(value) else float(value)
 
 
@@ -226,8 +225,8 @@ def around_text(cell: Cell, unit: str, *, sign: bool = False) -> str:
 
 
 def difference_text(cell: Cell, unit: str) -> str:
-    """Write a difference: "+1.2 [+0.4, +2.0]", with the number of pairs where it is not that of
-    the runs.
+    """Write a difference: "+1.2 [+0.4, +2.0]", with the number of pairs if it is not the number of
+    runs.
     """
     text = written(cell.difference, unit, sign=True)
     if cell.low is not None:
@@ -238,7 +237,7 @@ def difference_text(cell: Cell, unit: str) -> str:
 
 
 def headings(metric: Metric, baseline: str) -> list[str]:
-    """Titles of the columns of `lines`."""
+    """Return the titles of the columns of `lines`."""
     unit = f" ({metric.unit})" if metric.unit in ("%", "s") else ""
     points = "points, " if metric.unit == "%" else ""
     difference = f"difference to {baseline} ({points}{LEVEL:.0%} interval)"
@@ -252,7 +251,7 @@ def cost_texts(costs: Sequence[float | None]) -> list[str]:
 
 
 def written(value: float | None, unit: str, *, sign: bool = False) -> str:
-    """Write a value without its unit but for bytes: "91.4", "+0.8", "0.3214", "12 MB".
+    """Write a value without its unit, except for bytes: "91.4", "+0.8", "0.3214", "12 MB".
 
     Args:
         value: None gives a dash.

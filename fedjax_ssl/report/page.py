@@ -1,4 +1,4 @@
-"""From a report to one page: everything that `assets/report.html` shows, worked out and put in."""
+"""From a report to one page: the values for `assets/report.html`, and the page itself."""
 
 import contextlib
 import datetime
@@ -37,18 +37,18 @@ from fedjax_ssl.report.verdict import verdict
 
 GENERATOR = '<meta name="generator" content="fedjax_ssl'
 _ASSETS = ("report.css", "report.js", "uplot.css", "uplot.js")
-_BEST = 7  # groups that charts start with: one colour each
-_NUMBERS = 160_000  # in all curves of a page, about six bytes each
-_MOST_CURVES = 300  # groups
+_BEST = 7  # groups that charts show at first, one colour each
+_NUMBERS = 160_000  # numbers in all curves of a page, about six bytes each
+_MOST_CURVES = 300  # groups with curves
 _MOST_MAPS = 12
 
 
 def render(report: Report, command: str) -> str:
-    """Make the page as HTML. It asks for nothing from anywhere: style, script and data are in it.
+    """Make the page as HTML. It loads nothing: style, script and data are inside.
 
     Args:
-        report: with at least one group.
-        command: the command that makes it, shown at its end.
+        report: report with at least one group.
+        command: command that makes the page, shown at its end.
     """
     environment = jinja2.Environment(
         autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True
@@ -103,7 +103,7 @@ def render(report: Report, command: str) -> str:
 
 
 def _html(table: pandas.DataFrame, kind: str = "sortable", index: bool = False) -> str:
-    """Write a table as HTML whose texts stay texts."""
+    """Write a table as HTML, with its texts escaped."""
     text = table.to_html(index=index, classes=kind, border=0, justify="unset", na_rep="-")
     head, begin, body = text.replace("<th></th>", "<td></td>").partition("<tbody>")
     head = head.replace("<th>", '<th scope="col">')
@@ -111,8 +111,8 @@ def _html(table: pandas.DataFrame, kind: str = "sortable", index: bool = False) 
 
 
 def _curves(report: Report) -> list[dict[str, Any] | None]:
-    """Make the curves of every group; of very many, of the baseline and the first ones alone:
-    the page stays small.
+    """Make the curves of every group; if there are too many, of the baseline and the first ones
+    alone, so that the page stays small.
     """
     columns = {name for run in report.frame["run"] for name in (run.rows[-1] if run.rows else ())}
     names = [one.name for one in report.metrics if one.name in columns]
@@ -123,12 +123,12 @@ def _curves(report: Report) -> list[dict[str, Any] | None]:
 
 
 def _packed(metric: Metric, report: Report) -> dict[str, Any]:
-    """Packs a metric for template and script: in "cells" a list per group, texts first."""
+    """Pack a metric for template and script: "cells" has a list per group, texts first."""
     cells = []
     for cell in report.cells(metric):
         numbers = (cell.mean, cell.deviation, cell.difference, cell.low, cell.high)
         texts = (mean_text(cell, metric.unit), difference_text(cell, metric.unit))
-        # 1 where the interval says better than the baseline, -1 where it says worse
+        # 1 if the interval is better than the baseline, -1 if it is worse.
         around = around_text(cell, metric.unit)
         cells.append([*texts, cell.sign * metric.better, *map(short, numbers), around])
     difference = headings(metric, report.baseline.name)[3]
@@ -146,7 +146,7 @@ def _maps(groups: Sequence[Group], problems: list[str]) -> list[Map]:
 
 
 def _by_kind(metrics: Sequence[Metric]) -> dict[str, list[Metric]]:
-    """Sort metrics by what they are of, for a menu."""
+    """Sort metrics by kind, for a menu."""
     kinds: dict[str, list[Metric]] = {"test examples": [], "validation examples": [], "others": []}
     for one in metrics:
         first = one.name.removeprefix("selected_").removeprefix("best_").partition("_")[0]
@@ -210,7 +210,7 @@ def _configs(groups: Sequence[Group]) -> tuple[list[pandas.DataFrame], dict[str,
 
 
 def _belongs_to_a_name(field: str, configs: Sequence[dict[str, Any]], fields: Any) -> bool:
-    """Says whether a field differs for the sole reason that one choice has it, as "xclp" has
+    """Return whether a field differs only because one choice has it, as "xclp" has
     `method.alpha`.
     """
     name = f"{field.rpartition('.')[0]}.name"
@@ -242,7 +242,9 @@ def _runs(report: Report) -> pandas.DataFrame:
 
 
 def _environments(groups: Sequence[Group]) -> pandas.DataFrame:
-    """List what the finished runs ran on: a column per combination, with its number of runs."""
+    """List the environments of the finished runs: a column per combination, with its number of
+    runs.
+    """
     found = Counter[tuple[tuple[str, str], ...]]()
     for summary in (one for group in groups for one in group.summaries.values()):
         versions = summary.get("versions")
@@ -260,7 +262,7 @@ def _environments(groups: Sequence[Group]) -> pandas.DataFrame:
 
 
 def _commands(runs: Sequence[StoredRun]) -> list[str]:
-    """List what was typed: the command of the sweep that a run belongs to, or its own."""
+    """List the typed commands: a run's own, or that of its sweep."""
     own = [
         _sweep_command(run.path.resolve().parent.parent) or (run.summary or {}).get("command")
         for run in runs

@@ -1,5 +1,5 @@
-"""From folders to a report: groups of runs that differ in their seed alone, and one data frame
-of all runs.
+"""From folders to a report: groups of runs that differ by seed alone, and one data frame of all
+runs.
 """
 
 import dataclasses
@@ -29,7 +29,7 @@ _FIRST = (
     "model.name",
     "federated.name",
 )
-_NAMED = 4  # folders in a sentence about several
+_NAMED = 4  # folders named in a sentence about several
 
 
 class ReportError(UserError):
@@ -41,10 +41,9 @@ class Group:
     """Runs with one config and different seeds.
 
     Attributes:
-        name: says what differs from the other groups.
-        parts: the name piece by piece, by the fields that are named.
-        config: the fields that are compared, by dotted names; None stands for a default and is left
-            out.
+        name: differences from the other groups, in words.
+        parts: parts of the name, by field.
+        config: compared fields, by dotted names; None stands for a default and is left out.
         frame: rows of `read_runs`, one per seed, by seed.
     """
 
@@ -55,7 +54,7 @@ class Group:
 
     @property
     def runs(self) -> list[StoredRun]:
-        """All runs that count, in the order of their seeds."""
+        """The runs that count, in the order of their seeds."""
         return list(self.frame["run"])
 
     @property
@@ -70,8 +69,8 @@ class Group:
 
     @property
     def of_one_class(self) -> tuple[str, int] | None:
-        """The class that finished runs predict for all test examples, and how many runs do; None
-        where none does.
+        """The class that finished runs predict for all test examples, with the number of such runs;
+        None if there are none.
         """
         classes = map(only_class, self.summaries.values())
         found = [one for one in classes if one is not None]
@@ -79,12 +78,12 @@ class Group:
 
     @property
     def diverged(self) -> int:
-        """Number of the finished runs that diverged."""
+        """Number of finished runs that diverged."""
         return int((self.finished["state"] != "finished").sum())
 
     @property
     def labels_text(self) -> str:
-        """The labels that finished runs were trained with: "55", "52 to 55", or "-"."""
+        """The number of labels of finished runs: "55", "52 to 55", or "-"."""
         told = sorted(
             {one["labels_seen"] for one in self.summaries.values() if "labels_seen" in one}
         )
@@ -92,7 +91,7 @@ class Group:
 
     @property
     def counts(self) -> str:
-        """The finished runs in words: "3", "2 of 3", "3, 1 diverged"."""
+        """The number of finished runs, in words: "3", "2 of 3", "3, 1 diverged"."""
         text = str(len(self.finished))
         if len(self.finished) < len(self.frame):
             text += f" of {len(self.frame)}"
@@ -103,16 +102,16 @@ class Group:
 
 @dataclasses.dataclass(frozen=True)
 class Report:
-    """Everything that a page shows.
+    """All contents of a page.
 
     Attributes:
         frame: rows of `read_runs` with a result, with the number of their "group"; "counts" is
-            False of a run that is not finished, or whose seed is there already.
+            False for a run that is not finished, or a repeated seed.
         groups: runs with one config.
         baseline: one of the groups.
         metrics: numbers that some run has.
-        metric: the one that the page starts with.
-        problems: a sentence for everything that could not be read or is not counted.
+        metric: metric that the page shows first.
+        problems: a sentence for everything that could not be read or does not count.
         columns: field whose values are the columns of an exported table; None: a row per group.
     """
 
@@ -125,18 +124,18 @@ class Report:
     columns: str | None = None
 
     def cells(self, metric: Metric) -> list[Cell]:
-        """Compare the groups with the baseline in a metric, by finished runs alone."""
+        """Compare the groups with the baseline in a metric, over finished runs."""
         return [self.cell(metric, one, self.baseline) for one in self.groups]
 
     def cell(self, metric: Metric, group: Group, base: Group) -> Cell:
-        """Compare a group with another one in a metric, by finished runs alone."""
+        """Compare a group with another one in a metric, over finished runs."""
         ours, theirs = (one.finished[metric.name].dropna() for one in (group, base))
         alone = group is base or self.apart(group, base)
         return compare(ours, None if alone else theirs)
 
     def apart(self, group: Group, base: Group | None = None) -> list[str]:
-        """Says how a group's runs differ from another one's, the baseline's by default, so that
-        they are no pairs; an empty list: they are.
+        """Return how a group's runs differ from another one's, by default the baseline's, so that
+        they form no pairs; empty if they do.
         """
         other = base or self.baseline
         theirs = other.summaries
@@ -150,7 +149,7 @@ class Report:
             told = [pair for pair in pairs if all(field in summary for summary in pair)]
             if told:
                 differ = any(one[field] != another[field] for one, another in told)
-            else:  # older runs do not tell: settings do
+            else:  # older runs have no such facts: settings decide
                 differ = field == "test_fingerprint" and ours != others
             if differ:
                 found.append(words)
@@ -158,8 +157,8 @@ class Report:
 
     @property
     def costs(self) -> list[list[float | None]]:
-        """Mean costs of each group's finished runs, in the order of `COSTS`; None where a run
-        does not tell.
+        """Mean costs of each group's finished runs, in the order of `COSTS`; None if a run has no
+        value.
         """
         names = [f"cost {title}" for title in COSTS]
         means = [one.finished.reindex(columns=names).mean(skipna=False) for one in self.groups]
@@ -168,16 +167,16 @@ class Report:
 
 @required
 def read_runs(paths: str | Path | Sequence[str | Path]) -> pandas.DataFrame:
-    """Read run folders, also those that are damaged or not finished.
+    """Read run folders, including damaged and unfinished ones.
 
         read_runs(["runs/sweep"]).groupby("seed")["test_accuracy"].mean()
 
     Args:
-        paths: run folders, or folders that hold some at any depth; or one.
+        paths: run folders, or folders that contain some at any depth; or a single one.
 
     Returns:
-        A row per folder, by its path: "run" (all that it holds), "seed", "state", "finished", and
-        the numbers after the last round; NaN: none was written, infinity: one is not finite.
+        A row per folder, by its path: "run" (its content), "seed", "state", "finished", and the
+        numbers after the last round; NaN: missing, infinity: not finite.
 
     Raises:
         RunFolderError: a path does not exist.
@@ -203,17 +202,17 @@ def read(
     baseline: str | None = None,
     names: Mapping[str, str] = types.MappingProxyType({}),
 ) -> Report:
-    """Read run folders, sorts them into groups and chooses what they are compared by.
+    """Read run folders, sort them into groups and choose the metric and the baseline.
 
         report = read(["runs/sweep"], baseline="fedavg")
         print(report.frame.groupby("group")["test_accuracy"].mean())
 
     Args:
-        paths: run folders, or folders that hold some at any depth; or one.
+        paths: run folders, or folders that contain some at any depth; or a single one.
         metric: a column of `metrics.csv`, or a number of `summary.json`; the test accuracy by
             default.
-        baseline: as for `choose_baseline`.
-        names: what groups, or parts of their names, are called instead.
+        baseline: see `choose_baseline`.
+        names: other names for groups, or for parts of their names.
 
     Raises:
         ReportError: there is no run, or no such metric or group.
@@ -293,7 +292,7 @@ def _described(runs: Iterable[StoredRun]) -> list[str]:
 
 
 def _together(what: str, names: Sequence[str], between: str = ", ") -> list[str]:
-    """Says one thing of several runs or groups."""
+    """Join the same sentence about several runs or groups into one."""
     if not names:
         return []
     more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
@@ -319,7 +318,7 @@ def group_runs(frame: pandas.DataFrame) -> tuple[list[Group], pandas.DataFrame]:
     for run in frame["run"]:
         fields = flat_config(run.config, ignore=("seed", *alike))
         summary = run.summary or {}
-        if "left_out_client" in summary:  # its name, where the config may have a number
+        if "left_out_client" in summary:  # the client's name, because the config may have a number
             fields["data.left_out_client"] = summary["left_out_client"]
         config = {name: value for name, value in fields.items() if value is not None}
         texts.append(json.dumps(config, sort_keys=True))
@@ -343,7 +342,7 @@ def group_runs(frame: pandas.DataFrame) -> tuple[list[Group], pandas.DataFrame]:
 
 
 def renamed(groups: Sequence[Group], names: Mapping[str, str]) -> list[Group]:
-    """Call groups, or parts of their names, otherwise.
+    """Rename groups, or parts of their names.
 
     Raises:
         ReportError: a name that no group and no part of one has.
@@ -366,7 +365,7 @@ def renamed(groups: Sequence[Group], names: Mapping[str, str]) -> list[Group]:
 def table_of(configs: Sequence[Mapping[str, Any]]) -> pandas.DataFrame:
     """Make a table of the fields that differ: a row per config, a column per field, cells as JSON.
 
-    Fields that name something go first, then they are as in the configs.
+    Fields with names of choices go first; the others are in the configs' order.
     """
     texts = pandas.DataFrame(
         {field: json.dumps(value) for field, value in one.items()} for one in configs
@@ -374,7 +373,7 @@ def table_of(configs: Sequence[Mapping[str, Any]]) -> pandas.DataFrame:
     differing = texts.columns[texts.nunique(dropna=False) > 1]
 
     def rank(field: str) -> tuple[int, bool, bool]:
-        # `rounds` before `optimizer.schedule_rounds`, which follows it where it is not given.
+        # `rounds` before `optimizer.schedule_rounds`, which follows it by default.
         first = _FIRST.index(field) if field in _FIRST else len(_FIRST)
         return first, not field.endswith(".name"), "." in field
 
@@ -382,8 +381,8 @@ def table_of(configs: Sequence[Mapping[str, Any]]) -> pandas.DataFrame:
 
 
 def _names(configs: Sequence[Mapping[str, Any]]) -> list[dict[str, str]]:
-    """Names groups as shortly as can be: by fields that tell groups apart that the fields before
-    do not.
+    """Name groups as briefly as possible: by fields that separate groups which the fields before do
+    not.
     """
     table = table_of(configs)
     block = pandas.Series(0, table.index)
@@ -421,7 +420,7 @@ def text_of(value: Any) -> str:
 
 
 def choose_baseline(groups: Sequence[Group], given: str | None) -> Group:
-    """Find the group that the others are compared with.
+    """Return the group that the others are compared with.
 
     Args:
         groups: at least one.

@@ -13,8 +13,8 @@ _UNEQUAL_STEPS = 1.2  # times as many local steps as another group that are wort
 
 
 def verdict(report: Report) -> str:
-    """Say which group is the best in the report's metric, and how far it is from the baseline and
-    from the next one, over common seeds; nothing where no two groups can be ranked.
+    """Return a sentence on the best group in the report's metric, and its difference from the
+    baseline and from the next one, over common seeds; "" if no two groups can be ranked.
     """
     metric = report.metric
     others = [one for one in report.groups if one is not report.baseline and report.apart(one)]
@@ -58,8 +58,8 @@ def _ranked(report: Report, metric: Metric, without: list[Group]) -> list[Group]
 
 
 def _unequal_steps(report: Report, best: Group, others: list[Group]) -> list[str]:
-    """Say how many times the local steps of the baseline, or else of the next group, the best took,
-    where they differ.
+    """Return a note on the ratio of local steps between the best group and the baseline, or
+    otherwise the next group, if they differ.
     """
     other = report.baseline if report.baseline in others else others[0]
     place = list(COSTS).index("local steps")

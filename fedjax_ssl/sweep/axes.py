@@ -16,22 +16,20 @@ Settings = dict[str, Any]  # dotted field -> value, or its text
 
 
 class Range(NamedTuple):
-    """All numbers between two, both included."""
+    """All numbers between two bounds, both included."""
 
     low: float
     high: float
-    log: bool  # evenly spread in the logarithm
+    log: bool  # evenly spaced on a logarithmic scale
     whole: bool  # whole numbers only
 
     def at(self, share: float) -> float | int:
-        """Find the number below which this share of the range lies; 0 gives the lowest, 1 the
-        highest.
-        """
+        """Return the number at this share of the range; 0 gives the lowest, 1 the highest."""
         low, high = (self.low, self.high + 1) if self.whole else (self.low, self.high)
         number = low * (high / low) ** share if self.log else low + share * (high - low)
         if self.whole:
             return min(int(number), int(self.high))
-        return float(f"{number:.6g}")  # a person can type it again
+        return float(f"{number:.6g}")  # short enough to type again
 
 
 class Axis(NamedTuple):
@@ -49,7 +47,7 @@ def parse_axis(text: str) -> Axis:
     `linear:0..1` evenly, `1..10` over whole numbers.
 
     Raises:
-        ConfigError: it is no such text.
+        ConfigError: the text has another form.
     """
     field, equals, values = text.partition("=")
     field = field.strip().removeprefix("config.")
@@ -71,7 +69,7 @@ def parse_axis(text: str) -> Axis:
 
 
 def pairs(option: str, texts: Sequence[str], form: str) -> dict[str, str]:
-    """Read an option that is given as NAME=VALUE, any number of times.
+    """Read an option of the form NAME=VALUE, given any number of times.
 
     Raises:
         ConfigError: a text is not of this form, or a name is there twice.
@@ -87,7 +85,7 @@ def pairs(option: str, texts: Sequence[str], form: str) -> dict[str, str]:
     return found
 
 
-MOST_SEEDS = 10_000  # larger numbers are taken for a single seed
+MOST_SEEDS = 10_000  # a larger number is taken for a single seed
 
 
 def parse_seeds(text: str | None) -> tuple[int, ...] | None:
@@ -126,12 +124,11 @@ def points(
 
     Args:
         axes: every field once.
-        seeds: each point is run with all of them; None: with the config's own.
+        seeds: every point runs with all of these; None: the config's own seed.
         zipped: the first values of all axes make the first point, and so on, in place of all
             combinations.
-        random: number of points, each value drawn from its axis; more of them begin with the same
-            points.
-        seed: for the draws.
+        random: number of random points; a larger number begins with the same points.
+        seed: random seed of the points.
 
     Raises:
         ConfigError: a field twice, axes that cannot be zipped, or a range without `random`.
@@ -207,14 +204,14 @@ def _range(text: str, found: re.Match[str]) -> Range:
 
 
 def _unquoted(value: str) -> str:
-    """Take the quotes off that stand around a whole value."""
+    """Remove the quotes around a whole value."""
     if len(value) > 1 and value[0] in "'\"" and value.find(value[0], 1) == len(value) - 1:
         return value[1:-1]
     return value
 
 
 def _split(values: str) -> list[str]:
-    """Cuts at commas outside of brackets and quotes."""
+    """Cut at commas outside of brackets and quotes."""
     parts = [""]
     depth = 0
     quote = ""

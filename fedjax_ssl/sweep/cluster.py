@@ -1,5 +1,5 @@
-"""`--submit`: an array of jobs, one per program, handed in by submitit; each may be preempted
-and started again.
+"""`--submit`: an array of jobs, one per program, submitted by submitit; each may be preempted and
+started again.
 """
 
 import argparse
@@ -21,7 +21,7 @@ from fedjax_ssl.sweep import sweep_plan as plans
 from fedjax_ssl.sweep.sweep_plan import Plan, names_of, needed
 from fedjax_ssl.sweep.workers import Task
 
-# Starts of a job that ran into its time limit; between them it goes on from its checkpoints.
+# Starts of a job that reached its time limit; each one goes on from its checkpoints.
 _STARTS = 1000
 
 
@@ -29,12 +29,12 @@ _STARTS = 1000
 class Job:
     """The runs of one program, as a job does them; picklable."""
 
-    sweep: Path  # folder, which the job reaches under the same path
+    sweep: Path  # folder, which must have the same path in the job
     names: tuple[str, ...]  # runs of one program
 
     def __call__(self) -> dict[str, int]:
-        """Do the missing runs, a part on each GPU of several, and write the tables; returns the
-        number of runs by status.
+        """Do the missing runs, a part on each GPU if there are several, and write the tables;
+        return the number of runs by status.
         """
         plan = plans.load(self.sweep)
         assert plan is not None, "it was written before the job was handed in"
@@ -52,15 +52,15 @@ class Job:
         return dict(Counter(row["status"] for row in rows if row["run"] in self.names))
 
     def checkpoint(self) -> Any:
-        """Return the job that submitit hands in again after preemption or a timeout."""
+        """Return the job that submitit submits again after preemption or a timeout."""
         return needed("submitit", "--submit").helpers.DelayedSubmission(self)
 
 
 def submit(given: argparse.Namespace, folder: Path, plan: Plan, command: Sequence[str]) -> int:
-    """Hands the missing runs of a sweep in, or shows what would be handed in.
+    """Submit the missing runs of a sweep, or show what would be submitted.
 
     Args:
-        given: options of the command line.
+        given: parsed command line.
         folder: the sweep's.
         plan: its runs.
         command: the words of the command line.
@@ -114,10 +114,10 @@ def submit(given: argparse.Namespace, folder: Path, plan: Plan, command: Sequenc
 def hand_in(
     waiting: Sequence[Task], folder: Path, cluster: str, options: Mapping[str, Any], hours: float
 ) -> list[Any]:
-    """Hands tasks in as one array; returns submitit's jobs.
+    """Submit tasks as one array; return submitit's jobs.
 
     Args:
-        waiting: a job each.
+        waiting: tasks, one job each.
         folder: the sweep's.
         cluster: "slurm" or "local".
         options: Slurm's, as submitit calls them.
@@ -127,7 +127,7 @@ def hand_in(
         ConfigError: there is no such cluster here, or it refuses.
     """
     library = needed("submitit", "--submit")
-    # Jobs import what this process can; Slurm hands the environment on.
+    # Jobs import the same modules as this process; Slurm passes the environment on.
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
     try:
         executor = library.AutoExecutor(
@@ -149,7 +149,7 @@ def options_of(texts: Sequence[str]) -> dict[str, Any]:
     """Read `--slurm NAME=VALUE`.
 
     Raises:
-        ConfigError: it is no such text, or a name is there twice.
+        ConfigError: the text has another form, or a name is repeated.
     """
     given = axes.pairs("--slurm", texts, "NAME=VALUE, for example gpus_per_node=1")
     return {

@@ -41,7 +41,7 @@ examples:
 
 
 def main(arguments: list[str]) -> int:
-    """Plans a sweep, shows the plan, and carries it out.
+    """Plan a sweep, show the plan, and run it.
 
     Args:
         arguments: command line without program and subcommand.
@@ -50,8 +50,8 @@ def main(arguments: list[str]) -> int:
         0; 1 if runs failed; 4, as of a single run, if some diverged.
 
     Raises:
-        ConfigError: and what else a run raises at its start; `fedjax_ssl.cli.main` makes messages
-            of it.
+        ConfigError: and other errors at the start of a run; `fedjax_ssl.cli.main` turns them into
+            messages.
     """
     given = parser().parse_args(list(_with_fields(arguments)))
     said = contextlib.redirect_stdout(io.StringIO()) if given.quiet else contextlib.nullcontext()
@@ -145,10 +145,10 @@ def parser() -> Parser:
 
 
 def _with_fields(arguments: Sequence[str]) -> Iterator[str]:
-    """Write `--FIELD=VALUE`, as `run` takes it, as `--set FIELD=VALUE`.
+    """Turn `--FIELD=VALUE`, the form of `run`, into `--set FIELD=VALUE`.
 
     Raises:
-        ConfigError: there are several values, which `run` would take as one.
+        ConfigError: there are several values, which `run` would take as a single one.
     """
     for word in arguments:
         field, equals, value = word.partition("=")
@@ -168,7 +168,7 @@ def _with_fields(arguments: Sequence[str]) -> Iterator[str]:
 
 
 def _holds_several(field: str) -> bool:
-    """Tell whether a value of a field is a tuple, so that its commas are its own."""
+    """Return whether a value of a field is a tuple, whose commas do not separate values."""
     section, _, option = field.partition(".")
     if section == "data" and field not in configs.FIELDS:
         known = data.SOURCES.fields()
@@ -177,13 +177,13 @@ def _holds_several(field: str) -> bool:
 
 
 def _field_of(option: str) -> str:
-    """Find the field that an option of the command line names; "" where it looks like none."""
+    """Return the field that a command-line option names; "" if it names none."""
     field = option.lstrip("-").removeprefix("config.")
     return field if "." in field or field in configs.FIELDS else ""
 
 
 def _about_fields(word: str) -> str:
-    """Says how fields are given, where a word of the command line looks like one."""
+    """Return how to set fields, if a word of the command line looks like one."""
     field = _field_of(word.partition("=")[0])
     if not field:
         return ""
@@ -196,8 +196,7 @@ def _about_fields(word: str) -> str:
 
 def _sweep(given: argparse.Namespace, command: Sequence[str], notes: set[str]) -> int:
     check_workers(given.workers)
-    # Planning is for the CPU: what this process took of an accelerator's memory its workers would
-    # not have.
+    # Planning is done on the CPU, so that workers have all of an accelerator's memory.
     with contextlib.suppress(RuntimeError):
         jax.config.update("jax_platforms", "cpu")
     _check_options(given)
@@ -213,8 +212,8 @@ def _sweep(given: argparse.Namespace, command: Sequence[str], notes: set[str]) -
     looks_only = given.dry_run or given.show
     if not looks_only:
         (folder / "runs").mkdir(parents=True, exist_ok=True)
-    # Taken before the plan is shown: a folder that is in use is refused first. Who hands jobs in
-    # takes it there.
+    # Taken before the plan is shown, so that a folder in use is refused first. With `--submit`, the
+    # jobs take it.
     with contextlib.nullcontext() if looks_only or given.submit else FolderLock(folder):
         for line in (*describe(given.config, plan, folder, processes), *plans.apart(plan)):
             print(line, flush=True)
@@ -244,7 +243,7 @@ def _plan(given: argparse.Namespace) -> Plan:
 
 
 def _check_options(given: argparse.Namespace) -> None:
-    """Refuses options that would do nothing."""
+    """Refuse options without effect."""
     if not given.search:
         refuse_idle(given, ("trials", "sampler", "pruner", "storage", "study"), without="--search")
     if not (given.submit or given.show):
@@ -254,7 +253,7 @@ def _check_options(given: argparse.Namespace) -> None:
 
 
 def refuse_idle(given: argparse.Namespace, options: Iterable[str], without: str) -> None:
-    """Refuses options of a command that do nothing without another one, which is not there."""
+    """Refuse options that have no effect without another one that is missing."""
     for option in options:
         if getattr(given, option) not in (None, []):
             raise ConfigError(f"--{option} does nothing without {without}")
@@ -273,7 +272,7 @@ def _folder_of(given: argparse.Namespace) -> Path:
 
 
 def check_folder(folder: Path, others: str, kind: str) -> None:
-    """Refuses a folder in which something else is kept."""
+    """Refuse a folder with other content."""
     if (folder / "config.json").exists():
         raise RunFolderError(f"{folder} is the folder of a single run; give another --workdir")
     if (folder / others).exists():
@@ -314,15 +313,15 @@ def describe(title: str, plan: Plan, folder: Path, processes: int) -> list[str]:
 
 
 def check_workers(given: int | None) -> None:
-    """Refuse a number of processes below one, and a platform that none of them could use."""
+    """Refuse less than one process, and a platform that no process could use."""
     processor.check_platform()
     if given is not None and given < 1:
         raise ConfigError(f"--workers is {given}; it must be at least 1")
 
 
 def default_workers() -> int:
-    """Count the GPUs, on each of which runs are vectorized; where there is none, 1 for another
-    accelerator, or the cores.
+    """Count the GPUs, because each one vectorizes runs; without GPUs, 1 for another accelerator, or
+    the number of cores.
     """
     if gpus.found():
         return len(gpus.found())
@@ -367,7 +366,7 @@ def _say_end(folder: Path, plan: Plan) -> int:
 def _learned_nothing(
     ends: Iterable[tuple[PlannedRun, Mapping[str, Any] | None]],
 ) -> Iterator[str]:
-    """Say which runs predict one class, and what helps."""
+    """Return a note on runs that predict a single class, with the remedy."""
     stuck = [run for run, summary in ends if summary and only_class(summary) is not None]
     if stuck:
         yield (

@@ -1,4 +1,4 @@
-"""Reads from the run folders how each run ended, and writes the results as one table."""
+"""Read from the run folders how each run ended, and write the results as one table."""
 
 import csv
 import io
@@ -22,12 +22,12 @@ FAILED = "failed"
 STOPPED = "stopped"
 MISSING = "missing"
 _ENDED = "ended.json"  # in the folder of a run that ended without a summary
-# Fields of a summary about the machine and the clock: two sweeps of the same runs differ in them.
+# Fields of a summary about machine and clock, which differ between two sweeps of the same runs.
 _MEASURED = ("seconds", "per_second", "peak_memory", "versions", "device", "command")
 
 
 def folder_of(sweep: Path, name: str) -> Path:
-    """Names the folder of a run."""
+    """Return the folder of a run."""
     return sweep / "runs" / name
 
 
@@ -35,12 +35,12 @@ class End(NamedTuple):
     """State of a run."""
 
     status: str
-    message: str = ""  # why it ended early
+    message: str = ""  # reason why it ended early
     summary: dict[str, Any] | None = None
 
 
 def end_of(folder: Path) -> End:
-    """Read where a run stands from its folder."""
+    """Read the state of a run from its folder."""
     summary = read_object(folder / "summary.json")
     if summary is not None:
         return End(_status(summary), summary.get("diverged", ""), summary)
@@ -52,16 +52,16 @@ def _status(summary: Mapping[str, Any]) -> str:
 
 
 def note_end(folder: Path, result: dict[str, Any] | Exception | None) -> End:
-    """Note how a run ended that left no summary.
+    """Store how a run ended that left no summary.
 
     Args:
         folder: the run's.
-        result: what `run_batch` gave: its summary, an error, None where a pruner stopped it.
+        result: result of `run_batch`: its summary, an error, or None if a pruner stopped it.
 
     Returns:
-        Where it stands, with a result in words as message.
+        The state of the run, with the result in words as message.
     """
-    if isinstance(result, FolderLocked):  # another process does it
+    if isinstance(result, FolderLocked):  # another process does this run
         return End(MISSING, str(result))
     if isinstance(result, dict):
         return End(_status(result), brief(result))
@@ -71,7 +71,7 @@ def note_end(folder: Path, result: dict[str, Any] | Exception | None) -> End:
 
 
 def mark(folder: Path, status: str, message: str) -> End:
-    """Note that a run ended without a summary; a later start forgets it."""
+    """Store that a run ended without a summary; a later start deletes it."""
     folder.mkdir(parents=True, exist_ok=True)
     ended = {"status": status, "message": message}
     write_atomically(folder / _ENDED, encode_json(ended, indent=1) + "\n")
@@ -79,12 +79,12 @@ def mark(folder: Path, status: str, message: str) -> End:
 
 
 def unmark(folder: Path) -> None:
-    """Forgets how a run ended, as it starts again."""
+    """Delete how a run ended, because it starts again."""
     (folder / _ENDED).unlink(missing_ok=True)
 
 
 def message_of(error: BaseException) -> str:
-    """Says why a run failed: the user's mistake as every command says it, else type and place."""
+    """Return why a run failed: the message for a user's mistake, otherwise type and place."""
     if message := command_line.message_of(error):
         return message
     place = traceback.extract_tb(error.__traceback__)[-1:]
@@ -93,12 +93,12 @@ def message_of(error: BaseException) -> str:
 
 
 def unfinished(sweep: Path, runs: Sequence[PlannedRun]) -> list[PlannedRun]:
-    """List the runs that have no summary and were not stopped."""
+    """List the runs without a summary that were not stopped."""
     return [run for run in runs if end_of(folder_of(sweep, run.name)).status in (MISSING, FAILED)]
 
 
 def brief(summary: Mapping[str, Any]) -> str:
-    """Says a run's result in a few words."""
+    """Return a run's result in a few words."""
     accuracy = summary.get("test_accuracy")
     said = []
     if accuracy is not None and math.isfinite(accuracy):
@@ -111,11 +111,10 @@ def brief(summary: Mapping[str, Any]) -> str:
 
 
 def table(sweep: Path, plan: Plan) -> list[dict[str, Any]]:
-    """Make a row per run, in the order of the plan: its name, where it stands, what was swept, its
+    """Return a row per run, in the order of the plan: its name, its state, its swept fields, its
     summary.
 
-    Times and memory are left out, so that a sweep that was killed and went on ends in the same
-    table.
+    Times and memory are left out, so that a sweep that was killed and resumed gives the same table.
     """
     rows = []
     for run in plan.runs:
@@ -127,7 +126,7 @@ def table(sweep: Path, plan: Plan) -> list[dict[str, Any]]:
 
 
 def _scalars(summary: Mapping[str, Any], taken: Collection[str]) -> dict[str, Any]:
-    """Take the numbers of a summary that are not about machine or clock, and those of its
+    """Return the numbers of a summary, except those about machine or clock, and those of its
     predictions, by name.
     """
     found = {
@@ -144,7 +143,7 @@ def _scalars(summary: Mapping[str, Any], taken: Collection[str]) -> dict[str, An
 
 
 def write(sweep: Path, plan: Plan) -> list[dict[str, Any]]:
-    """Write `results.csv` as a whole; returns the rows."""
+    """Write `results.csv` as a whole; return the rows."""
     with FileLock(sweep / ".results.lock"):  # jobs of a cluster write when they end
         rows = table(sweep, plan)
         columns = dict.fromkeys(name for row in rows for name in row)

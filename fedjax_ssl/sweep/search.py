@@ -1,9 +1,9 @@
-"""`--search optuna`: a study chooses the points, by the accuracy on validation data and never by
-test data.
+"""`--search optuna`: a study chooses the points, by accuracy on validation data and never on test
+data.
 
-Workers share the study through Optuna's storage: each asks for trials, runs them in folders of
-their own, reports the validation accuracy after every evaluation, and stops a run where the pruner
-says so.
+Workers share the study through Optuna's storage: each asks for trials, runs them in separate
+folders, reports the validation accuracy after every evaluation, and stops a run if the pruner says
+so.
 """
 
 import argparse
@@ -42,7 +42,7 @@ from fedjax_ssl.sweep.axes import Axis, Range
 from fedjax_ssl.sweep.sweep_plan import Plan, PlannedRun, needed, place_of_labels
 
 METRIC = "validation_accuracy"
-# Names here and Optuna's; the first ones are the defaults.
+# Our names and Optuna's; the first ones are the defaults.
 SAMPLERS = {"tpe": "TPESampler", "random": "RandomSampler"}
 PRUNERS = {"hyperband": "HyperbandPruner", "median": "MedianPruner", "none": "NopPruner"}
 _BEFORE_LEARNING = 10  # trials that TPE draws at random, Optuna's `n_startup_trials`
@@ -50,17 +50,18 @@ _BEFORE_LEARNING = 10  # trials that TPE draws at random, Optuna's `n_startup_tr
 
 @dataclasses.dataclass(frozen=True)
 class Search:
-    """Settings that all workers of a search have in common."""
+    """Settings that all workers of a search share."""
 
     config: str  # name
     settings: tuple[str, ...]
-    # ^ FIELD=VALUES each; several values or a range are chosen from, one is for all trials
+    # ^ FIELD=VALUES each; the search chooses among several values or in a range, and a single value
+    # holds for all trials
     seeds: tuple[int, ...]
-    # ^ every trial runs with all, its score is their mean; empty: the config's own
-    trials: int  # number, all workers together
+    # ^ every trial runs with all seeds, and its score is their mean; empty: the config's own seed
+    trials: int  # number of trials of all workers together
     sampler: str
     pruner: str
-    random_seed: int  # the sampler's
+    random_seed: int  # random seed of the sampler
     storage: str | None  # URL; None: a journal in the folder
     study: str  # name
 
@@ -100,14 +101,14 @@ class Search:
 
     @property
     def example(self) -> ml_collections.ConfigDict:
-        """Some point's config."""
+        """Return the config of an arbitrary point."""
         chosen = {
             field: one.at(0.5) if isinstance(one, Range) else one[0] for field, one in self.axes
         }
         return self.config_of(chosen)
 
     def run_names(self, trial: Any) -> list[str]:
-        """Names the runs of a trial, one per seed."""
+        """Return the names of the runs of a trial, one per seed."""
         return [f"{name_of(trial)},seed={seed}" for seed in self.seeds] or [name_of(trial)]
 
 
@@ -118,14 +119,14 @@ def search(
     processes: int,
     notes: Collection[str] = (),
 ) -> int:
-    """Prepare a study in a folder, or goes on with the one that is there, and runs it.
+    """Prepare a study in a folder, or continue an existing one, and run it.
 
     Args:
-        given: options of the command line.
+        given: parsed command line.
         folder: the search's.
         command: the words of the command line.
-        processes: at a time.
-        notes: shown before.
+        processes: number of processes at a time.
+        notes: notes that were already shown.
 
     Returns:
         0; 1 if trials failed.
@@ -154,8 +155,8 @@ def search(
         tasks = [workers.Task(run_trials, (folder, number)) for number in range(count)]
 
         def ended(task: workers.Task, code: int) -> list[workers.Task]:
-            """Say which trials a worker left that was killed, and start another worker. One that
-            had no trial would end likewise.
+            """Report the trials of a killed worker, and start another one. A worker without a trial
+            would end in the same way.
             """
             _, number = task.arguments
             left = [] if code == 0 else _cut_off(study, wanted, folder, number)
@@ -171,10 +172,10 @@ def search(
 
 
 def search_of(given: argparse.Namespace, folder: Path) -> Search:
-    """Make the search that a command line asks for.
+    """Make the search of a command line.
 
     Raises:
-        ConfigError: options that do not go together, a setting that cannot be used, or no
+        ConfigError: options that do not fit together, a setting that cannot be used, or no
             validation data.
     """
     if given.zip or given.random is not None or given.submit or given.show:
@@ -209,7 +210,7 @@ def search_of(given: argparse.Namespace, folder: Path) -> Search:
 
 
 def load(folder: Path) -> Search | None:
-    """Read `search.json`; None where there is none.
+    """Read `search.json`; None if it does not exist.
 
     Raises:
         RunFolderError: it cannot be read.
@@ -236,18 +237,19 @@ def _optuna() -> Any:
     module = needed("optuna", "--search optuna")
     module.logging.set_verbosity(module.logging.ERROR)
     warnings.filterwarnings("ignore", category=module.exceptions.ExperimentalWarning)
-    warnings.filterwarnings("ignore", "The reported value is ignored")  # a resumed run does again
+    # a resumed run reports values again
+    warnings.filterwarnings("ignore", "The reported value is ignored")
     return module
 
 
 def open_study(search: Search, folder: Path, worker: int = 0) -> Any:
-    """Open the Optuna study, or makes it.
+    """Open the Optuna study, or make it.
 
     Args:
         search: its settings.
         folder: the search's.
-        worker: number of this process: workers do not draw the same points, and neither does a
-            search that goes on.
+        worker: number of this process, so that workers, and a resumed search, draw different
+            points.
 
     Raises:
         ConfigError: the storage cannot be used.
@@ -280,19 +282,19 @@ def open_study(search: Search, folder: Path, worker: int = 0) -> Any:
 
 
 def name_of(trial: Any) -> str:
-    """Names a trial, and its runs; the name stays when the trial is taken up again under another
-    number.
+    """Return the name of a trial and its runs; it stays the same if the trial is resumed under
+    another number.
     """
     return trial.user_attrs.get("name") or f"trial={trial.number:04d}"
 
 
 def current(study: Any) -> list[Any]:
-    """List the trials of a study, without those that a later one has taken up."""
+    """List the trials of a study, without those that a later trial resumed."""
     return list({name_of(trial): trial for trial in study.get_trials(deepcopy=False)}.values())
 
 
 def _own(study: Any, search: Search, folder: Path) -> list[Any]:
-    """List the trials of this folder; others who share a storage have folders of their own."""
+    """List the trials of this folder; other searches that share the storage have other folders."""
     here = str(folder.resolve())
     return [
         one
@@ -302,7 +304,7 @@ def _own(study: Any, search: Search, folder: Path) -> list[Any]:
 
 
 def _take_up_again(study: Any, search: Search, folder: Path) -> None:
-    """Asks again for trials that ran when a search of this folder was killed; they go on from
+    """Queue again the trials that ran when a search of this folder was killed; they go on from
     their checkpoints.
     """
     for trial in _cut_off(study, search, folder):
@@ -311,13 +313,13 @@ def _take_up_again(study: Any, search: Search, folder: Path) -> None:
 
 
 def _cut_off(study: Any, search: Search, folder: Path, worker: int | None = None) -> list[Any]:
-    """List the trials of this folder that a process began and did not end.
+    """List the trials of this folder that a process started and did not finish.
 
     Args:
         study: the search's.
         search: its settings.
         folder: its folder.
-        worker: number of the process; None: of any.
+        worker: number of the process; None: any.
     """
     running = _optuna().trial.TrialState.RUNNING
     return [
@@ -328,10 +330,10 @@ def _cut_off(study: Any, search: Search, folder: Path, worker: int | None = None
 
 
 def run_trials(tell: workers.Tell, folder: Path, worker: int, at_once: int | None = None) -> None:
-    """Do trials until the study has as many as it is to have.
+    """Run trials until the study has its number of trials.
 
     Args:
-        tell: takes events.
+        tell: called with events.
         folder: the search's.
         worker: number of this process.
         at_once: trials to ask for and to vectorize at a time; by default one on a CPU, else as many
@@ -361,8 +363,8 @@ def run_trials(tell: workers.Tell, folder: Path, worker: int, at_once: int | Non
 
 
 def _ask(study: Any, search: Search, folder: Path, most: int, worker: int) -> list[Any]:
-    """Asks for up to so many trials; workers of one folder ask in turn, so that there are not
-    too many.
+    """Ask for at most this many trials; workers of one folder ask one after another, so that there
+    are not too many.
     """
     distributions = {field: _distribution(values) for field, values in search.axes}
     with FileLock(folder / ".ask.lock"):
@@ -391,7 +393,7 @@ def _outcomes(
     """Run trials of one program, seed by seed; the first seed reports to the pruner.
 
     Yields:
-        Each trial with its mean accuracy, None where it was stopped, or its error.
+        Each trial with its mean accuracy, None if it was stopped, or its error.
     """
     accuracies: dict[str, list[float]] = {name_of(trial): [] for trial in trials}
     going = list(trials)
@@ -413,12 +415,10 @@ def _outcomes(
 
 
 def _watch(trial: Any, folder: Path) -> Callback:
-    """Report the rows of a run to the pruner, first those from before the trial was taken up
-    again.
-    """
+    """Report the rows of a run to the pruner, first those from before the trial was resumed."""
 
     def report(block: Block) -> bool:
-        if block.last:  # nothing is left to be saved
+        if block.last:  # nothing is left to save
             return False
         trial.report(float(block.row[METRIC]), block.row["round"])
         return bool(trial.should_prune())
@@ -447,7 +447,7 @@ def _tell(study: Any, trial: Any, outcome: Exception | float | None) -> None:
 
 
 def write_table(study: Any, search: Search, folder: Path) -> list[dict[str, Any]]:
-    """Write the tables, with a row per run that this folder holds; returns the rows."""
+    """Write the tables, with a row per run in this folder; return the rows."""
     runs = []
     for trial in _own(study, search, folder):
         state = {"trial": trial.number, "state": trial.state.name.lower(), "score": trial.value}

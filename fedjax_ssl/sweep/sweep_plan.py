@@ -1,4 +1,4 @@
-"""From points to runs: their configs, names and programs, and how `sweep.json` keeps them for
+"""From points to runs: their configs, names and programs, and `sweep.json`, which stores them for
 the workers.
 """
 
@@ -42,26 +42,26 @@ _SHORT = {
     "optimizer.batch_size": "batch",
     "optimizer.local_epochs": "epochs",
 }
-_LONGEST = 100  # letters of a run's name
-_SHOWN = 5  # differences in a message
-_DRAWN = 8  # settings of the data that are compared before a sweep
+_LONGEST = 100  # characters of a run's name, at most
+_SHOWN = 5  # differences in a message, at most
+_DRAWN = 8  # settings of the data that are compared before a sweep, at most
 
 
 @dataclasses.dataclass(frozen=True)
 class PlannedRun:
     """A run of a sweep."""
 
-    name: str  # the folder's
-    program: str  # digest of what it compiles: runs with the same one share it
+    name: str  # name of the run and its folder
+    program: str  # digest of its programs; runs with the same digest share them
     point: dict[str, Any]  # swept fields -> values
-    config: dict[str, Any]  # resolved
+    config: dict[str, Any]  # resolved config
 
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
     """All runs of a sweep."""
 
-    fields: tuple[str, ...]  # swept, in the order of columns
+    fields: tuple[str, ...]  # swept fields, in the order of columns
     runs: tuple[PlannedRun, ...]
 
     @property
@@ -76,11 +76,11 @@ class Plan:
 def plan(
     configs_and_points: Iterable[tuple[ml_collections.ConfigDict, Settings]], fields: Sequence[str]
 ) -> Plan:
-    """Plans the runs of resolved configs.
+    """Plan the runs of resolved configs.
 
     Args:
-        configs_and_points: each with the swept fields that it was made of, as a person wrote them.
-        fields: the swept ones.
+        configs_and_points: each config with its swept fields, as the user wrote them.
+        fields: swept fields.
 
     Raises:
         ConfigError: two points are the same run, or there are none.
@@ -106,11 +106,11 @@ def plan(
 
 
 def named(runs: Iterable[tuple[str, ml_collections.ConfigDict]]) -> Plan:
-    """Plans resolved configs with names of their own, such as the cells of a table; equal configs
-    are one run.
+    """Plan resolved configs with given names, such as the cells of a table; equal configs are one
+    run.
 
     Args:
-        runs: parts of a name with commas between, in any letters, and config.
+        runs: comma-separated parts of a name, in any characters, and config.
     """
     planned: dict[str, PlannedRun] = {}
     for name, config in runs:
@@ -126,13 +126,13 @@ def named(runs: Iterable[tuple[str, ml_collections.ConfigDict]]) -> Plan:
 
 
 def from_settings(name: str, points: Sequence[Settings]) -> Plan:
-    """Plans the runs of a config with different settings.
+    """Plan the runs of a config with different settings.
 
-    Where several methods are swept, a setting of a method is for those that have it, and all of
-    them that can use the config's labels have these.
+    If several methods are swept, a setting holds for the methods that have it, and all methods that
+    can use the config's labels get these.
 
     Args:
-        name: a config's, as `fedjax_ssl.config.load` takes it.
+        name: name of a config, see `fedjax_ssl.config.load`.
         points: from `fedjax_ssl.sweep.axes.points`.
 
     Raises:
@@ -153,22 +153,22 @@ def from_settings(name: str, points: Sequence[Settings]) -> Plan:
 
 
 def place_of_labels(name: str, points: Sequence[Settings]) -> str | None:
-    """Return the place of a config's labels, as supervisions are named, if several methods are
-    compared on them; None if they are not, or if a setting gives it.
+    """Return the place of a config's labels, a name of a supervision, if several methods are
+    compared on them; otherwise None, also if a setting gives the place.
     """
     swept = {str(point.get("method.name")) for point in points}
     if len(swept) < 2 or any("supervision.name" in point for point in points):
         return None
     try:
         place: str = configs.load(name).supervision.name
-    except ConfigError:  # it has no labels of its own where it needs a method or another argument
+    except ConfigError:  # the config has no labels of its own without a method or another argument
         return None
     return place
 
 
 def _of_their_methods(points: Sequence[Settings]) -> list[Settings]:
-    """Leaves every point the settings that its method has, where several methods are swept, and
-    each point once.
+    """Keep only the settings that its method has in every point, if several methods are swept, and
+    every point once.
     """
     names = dict.fromkeys(point["method.name"] for point in points if "method.name" in point)
     with configs.naming("method.name"):
@@ -176,7 +176,7 @@ def _of_their_methods(points: Sequence[Settings]) -> list[Settings]:
             name: {f"method.{one}" for one in ("name", *methods.settings(name))} for name in names
         }
     if "compose" in known:
-        # settings of parts, which are looked for when its config is made
+        # settings of parts are checked when the config is made
         known["compose"] |= {field for field in points[0] if field.count(".") > 1}
     if len(known) > 1:
         every = set().union(*known.values())
@@ -199,11 +199,11 @@ def _of_their_methods(points: Sequence[Settings]) -> list[Settings]:
 
 
 def from_file(path: str | Path, seeds: Sequence[int] | None = None) -> Plan:
-    """Plans the runs of a Python file with a function `get_sweep()` that yields configs.
+    """Plan the runs of a Python file with a function `get_sweep()` that yields configs.
 
     Args:
         path: the file.
-        seeds: each config is run with all of them; None: with its own.
+        seeds: every config runs with all of these; None: its own seed.
 
     Raises:
         ConfigError: the file has no such function, or yields something else.
@@ -229,11 +229,11 @@ def from_file(path: str | Path, seeds: Sequence[int] | None = None) -> Plan:
 
 
 def apart(plan: Plan) -> list[str]:
-    """Says which runs have other test examples or another number of labels than the first one, with
-    its seed.
+    """List the runs that have other test examples or another number of labels than the first one
+    with the same seed.
 
-    Data are read for it where runs differ in them, and drawn as the runs will; of many settings the
-    first few.
+    If runs differ in their data, these are read and drawn as the runs will do; of many settings
+    only the first few.
     """
     runs: dict[str, PlannedRun] = {}
     for run in plan.runs:
@@ -271,8 +271,8 @@ def apart(plan: Plan) -> list[str]:
 def _other_labels(
     first: PlannedRun, differ: Sequence[PlannedRun], seen: Mapping[str, int]
 ) -> list[str]:
-    """Say which runs see another number of labels than the first one, and how they could see the
-    same.
+    """Return a note on runs that see another number of labels than the first one, and how to give
+    all the same.
     """
     lines = []
     for run in differ:
@@ -280,7 +280,7 @@ def _other_labels(
         lines.append(f"  {line}: not comparable.")
         method = run.config["method"]["name"]
         if any(field.startswith("supervision.") for field in run.point):
-            continue  # it is what is asked for
+            continue  # the difference is intended
         supervision = first.config["supervision"]
         if method != first.config["method"]["name"] and not methods.fits(
             method, supervision["name"]
@@ -297,28 +297,28 @@ def _other_labels(
 
 
 def _short(run: PlannedRun) -> str:
-    """Name a run without its seed."""
+    """Return the name of a run without its seed."""
     point = {field: value for field, value in run.point.items() if field != "seed"}
     return _name(point).removeprefix("method=") or run.name
 
 
 def is_sweep_file(name: str) -> bool:
-    """Says whether a name is a Python file that defines `get_sweep`."""
+    """Return whether a name is a Python file that defines `get_sweep`."""
     path = Path(name)
-    # in whatever encoding
+    # In any encoding.
     return path.suffix == ".py" and path.is_file() and b"def get_sweep" in path.read_bytes()
 
 
 @functools.cache
 def alike() -> tuple[str, ...]:
-    """Return the fields that do not tell experiments apart."""
+    """Return the fields that do not make different experiments."""
     return configs.fields_that(lambda one: one.alike)
 
 
 def identity(config: Mapping[str, Any]) -> str:
-    """Write a config as text that is the same for configs which give the same run."""
+    """Write a config as text that is equal for configs of the same run."""
     flat = flat_config(without_gone(config), ignore=alike())
-    # as older sweeps hold it where nobody set it
+    # as in older sweeps, where it was not set
     flat["federated.devices"] = flat.get("federated.devices") or 1
     given = {field: value for field, value in flat.items() if value is not None}
     return json.dumps(given, sort_keys=True)
@@ -335,7 +335,7 @@ def save(folder: Path, plan: Plan, command: Sequence[str]) -> None:
 
 
 def load(folder: Path) -> Plan | None:
-    """Read `sweep.json`; None where there is none.
+    """Read `sweep.json`; None if it does not exist.
 
     Raises:
         RunFolderError: it cannot be read.
@@ -348,7 +348,7 @@ def load(folder: Path) -> Plan | None:
 
 
 def extended(stored: Plan, wanted: Plan, folder: Path) -> Plan:
-    """Add the runs that are new to a stored plan; runs that are there keep their names.
+    """Add new runs to a stored plan; existing runs keep their names.
 
     Raises:
         RunFolderError: runs of the stored plan are missing; the message says which, or what changed
@@ -369,7 +369,7 @@ def extended(stored: Plan, wanted: Plan, folder: Path) -> Plan:
 
 
 def config_of(run: PlannedRun) -> ml_collections.ConfigDict:
-    """Return the config of a planned run, which is resolved."""
+    """Return the resolved config of a planned run."""
     return ml_collections.ConfigDict(_with_tuples(run.config)).lock()
 
 
@@ -394,10 +394,10 @@ def _refusal(missing: Sequence[PlannedRun], stored: Plan, wanted: Plan, folder: 
 
 
 def _program(config: ml_collections.ConfigDict) -> str:
-    """Digests everything that the code and the shapes of a run's programs follow from.
+    """Return a digest of everything that decides the code and the shapes of a run's programs.
 
-    How many labels there are decides the width of tables, which `Shared.align` makes one. That of
-    coarse labels and sets decides more.
+    The number of class labels only decides the width of tables, which `Shared.align` makes equal.
+    The numbers of coarse labels and sets decide more.
     """
     shown = config.supervision.to_dict()
     with configs.naming("supervision"):
@@ -436,7 +436,7 @@ def _unused(name: str, config: Mapping[str, Any], taken: set[str]) -> str:
 
 
 def _with_tuples(value: Any) -> Any:
-    """Make tuples of lists: JSON knows no tuples, and a config no lists."""
+    """Turn lists into tuples, because JSON has no tuples and a config no lists."""
     if isinstance(value, Mapping):
         return {name: _with_tuples(item) for name, item in value.items()}
     return tuple(map(_with_tuples, value)) if isinstance(value, list) else value

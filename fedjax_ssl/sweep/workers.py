@@ -1,4 +1,4 @@
-"""Worker processes of this machine, and the runs that such a process does."""
+"""Worker processes of this machine, and their runs."""
 
 import collections
 import contextlib
@@ -29,21 +29,21 @@ from fedjax_ssl.sweep import results
 from fedjax_ssl.sweep import sweep_plan as plans
 from fedjax_ssl.sweep.sweep_plan import Plan, PlannedRun
 
-# Runs that are worth a process of their own, whose start takes some seconds, and how many parts of
-# a large sweep a worker gets.
+# Runs that are worth another process, whose start takes some seconds, and parts of a large sweep
+# for each worker.
 _WORTH_A_START = 25
 _PARTS = 4
 _SPAWN = multiprocessing.get_context("spawn")
 
 
 class Started(NamedTuple):
-    """Runs start in a worker."""
+    """Runs that start in a worker."""
 
     runs: Sequence[str]
 
 
 class Ended(NamedTuple):
-    """A run ended in a worker, or with it."""
+    """A run that ended in a worker, or together with it."""
 
     run: str
     end: results.End
@@ -55,7 +55,7 @@ Tell = Callable[[Event], None]
 
 
 class Task(NamedTuple):
-    """A function and its arguments for one process; `tell` goes before them."""
+    """A function and its arguments for one process; `tell` comes before them."""
 
     work: Callable[..., None]
     arguments: tuple[Any, ...]
@@ -69,26 +69,25 @@ def do_tasks(
     ended: Callable[[Task, int], list[Task]] = lambda task, code: [],
     notes: Iterable[str] = (),
 ) -> None:
-    """Do tasks in processes of their own, which end when this process does; prints their notes
-    once.
+    """Do tasks in separate processes, which end when this one does; print their notes once.
 
-    Each process is bound to a GPU, where there are some, and several on one share its memory.
+    Each process is bound to a GPU, if there are any, and several on one GPU share its memory.
 
     Args:
         tasks: in the order of their starts.
-        processes: at a time, at most; they share the cores and the GPUs.
-        take: is given every event that is no note.
+        processes: most processes at a time; they share the cores and the GPUs.
+        take: called with every event that is no note.
         ended: task and exit code -> tasks to do next.
-        notes: shown before.
+        notes: notes that were already shown.
 
     Raises:
-        ConfigError: the memory that is free of the GPUs is too small for so many processes.
+        ConfigError: the free memory of the GPUs is too small for so many processes.
     """
     shown = set(notes)
     waiting = list(tasks)
     processes = min(processes, len(waiting))
     gpus.check(gpus.found(), processes)
-    idle = list(range(processes))  # places of processes, which decide their GPUs
+    idle = list(range(processes))  # numbers of processes, which decide their GPUs
     busy = dict[Connection, tuple[BaseProcess, Task, int]]()
     try:
         while waiting or busy:
@@ -138,13 +137,13 @@ def _start(
 
 @contextlib.contextmanager
 def _no_interrupts() -> Iterator[None]:
-    """Hold Ctrl-C back. A process that is started meanwhile never gets it: this one does, and
-    ends the others.
+    """Hold Ctrl-C back. A process started meanwhile never gets it; this one does, and ends the
+    others.
     """
     if not hasattr(signal, "pthread_sigmask"):  # Windows
         yield
         return
-    resource_tracker.ensure_running()  # its start would let Ctrl-C through again
+    resource_tracker.ensure_running()  # starting it later would let Ctrl-C through again
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
@@ -155,7 +154,7 @@ def _no_interrupts() -> Iterator[None]:
 def _work(
     sender: Connection, threads: int | None, environment: Mapping[str, str], task: Task
 ) -> None:
-    """Do a task in a process that is set up as a run's."""
+    """Do a task in a process that is configured like that of a run."""
     threading.Thread(target=_end_with_parent, daemon=True).start()
     os.environ.update(environment)  # CUDA reads it when JAX first computes
     if threads is not None:
@@ -166,7 +165,7 @@ def _work(
 
 
 def how_it_ended(code: int) -> str:
-    """Say how a process ended that did not end by itself, from its exit code."""
+    """Describe the end of a process that did not end by itself, from its exit code."""
     if code >= 0:
         return f"ended with exit code {code}"
     memory = "; was the memory enough?" if code == -signal.SIGKILL else ""
@@ -174,16 +173,16 @@ def how_it_ended(code: int) -> str:
 
 
 def time_left(waiting: Sequence[str], spent: Mapping[str, Sequence[float]], workers: int) -> str:
-    """Say how long runs will take: each as long as those of its method, or as all where none of
-    these is done.
+    """Estimate how long runs will take: like finished runs of the same method, or like all if there
+    are none.
 
     Args:
-        waiting: methods of the runs that are not done.
-        spent: seconds of every run that is done, by method.
+        waiting: methods of the remaining runs.
+        spent: seconds of every finished run, by method.
         workers: runs at a time.
 
     Returns:
-        In words, behind a comma; nothing where nobody can tell, or all are done.
+        In words, after a comma; "" if it is unknown, or all are done.
     """
     everything = [seconds for of_method in spent.values() for seconds in of_method]
     if not waiting or not everything:
@@ -211,10 +210,10 @@ def set_up() -> None:
 
 
 def do_runs(tell: Tell, sweep: Path, names: Collection[str], at_once: int | None = None) -> None:
-    """Do runs of a sweep, program by program. A run that fails is marked, and the others go on.
+    """Do runs of a sweep, program by program. A failed run is marked, and the others continue.
 
     Args:
-        tell: is told of every run that starts or ended.
+        tell: called when a run starts or ends.
         sweep: folder with a `sweep.json`.
         names: the runs to do.
         at_once: runs at a time, see `in_batches`.
@@ -232,8 +231,8 @@ def do_runs(tell: Tell, sweep: Path, names: Collection[str], at_once: int | None
     for runs in programs:
         points = [Point(plans.config_of(run), results.folder_of(sweep, run.name)) for run in runs]
         shared = Shared(own_process=len(programs) == 1)
-        with contextlib.suppress(Exception):  # a run that cannot be says so itself
-            # Runs of the program that others do are given the same shapes.
+        with contextlib.suppress(Exception):  # a run that cannot be built reports it itself
+            # All runs of the program get equal shapes, including those of other workers.
             program = [run for run in plan.runs if run.program == runs[0].program]
             shared.align([plans.config_of(run) for run in program])
         batches = in_batches(points, shared, at_once, start)
@@ -247,17 +246,17 @@ def in_batches(
     at_once: int | None = None,
     start: Callable[[Sequence[Point]], None] = lambda batch: None,
 ) -> Iterator[tuple[dict[str, Any] | Exception | None, float]]:
-    """Do runs of one program, vectorized; half as many at a time where the device has not enough
-    memory for them.
+    """Do runs of one program, vectorized; half as many at a time if the device has too little
+    memory.
 
     Args:
         points: the runs.
-        shared: common to the runs of the process.
-        at_once: runs at a time; by default all of them, or one where `vectorizes` says no.
-        start: is told which runs start.
+        shared: shared parts of the runs in this process.
+        at_once: runs at a time; by default all of them, or one if `vectorizes` is False.
+        start: called with the runs that start.
 
     Yields:
-        For every run what `run_batch` returns, and its share of the seconds.
+        For every run the result of `run_batch`, and its share of the seconds.
     """
     waiting = list(points)
     count = at_once or (len(waiting) if waiting and vectorizes(waiting[0], shared) else 1)
@@ -278,24 +277,23 @@ def in_batches(
 
 
 def vectorizes(point: Point, shared: Shared) -> bool:
-    """Say whether runs like this one are faster together than in turn: on one device that is no
-    CPU.
+    """Return whether runs like this one are faster together than one after another, that is, on a
+    single device that is no CPU.
 
-    On a CPU the work is the limit, and vectorized runs take longer than the same runs in turn
-    (docs/speed.md, W8).
+    On a CPU, vectorized runs take longer than the same runs one after another (docs/speed.md, W8).
     """
     if jax.default_backend() == "cpu":
         return False
     try:
         experiment = shared.experiment(point.config)
-    except Exception:  # the run says so itself
+    except Exception:  # the run itself reports the error
         return False
     return (experiment.config.federated.devices or 1) <= 1 and experiment.host is None
 
 
 def tasks(sweep: Path, plan: Plan, workers: int, together: bool = False) -> list[Task]:
-    """Make a task of every program that has runs to do; programs that would leave workers idle are
-    cut into parts.
+    """Make a task of every program with runs to do; programs that would leave workers idle are cut
+    into parts.
 
     Of five programs for two workers, two are dealt to each, and the fifth is cut in two. Programs
     of very many runs are cut on processors, so that no worker waits long for a slow method. Later
@@ -306,7 +304,7 @@ def tasks(sweep: Path, plan: Plan, workers: int, together: bool = False) -> list
     programs = [results.unfinished(sweep, runs) for runs in plan.programs]
     if together:
         runs = [run for program in programs for run in program]
-        # neighbours, which share a program, go to one worker
+        # Neighbours share a program and go to one worker.
         size = max(math.ceil(len(runs) / workers), 1)
         dealt = [runs[start : start + size] for start in range(0, len(runs), size)]
     else:
@@ -315,8 +313,8 @@ def tasks(sweep: Path, plan: Plan, workers: int, together: bool = False) -> list
 
 
 def _cut(programs: Sequence[list[PlannedRun]], workers: int) -> list[list[PlannedRun]]:
-    """Cut programs into the parts that `tasks` speaks of."""
-    # the longest first, so that workers end together
+    """Cut programs into parts, see `tasks`."""
+    # Longest first, so that workers end together.
     waiting = sorted(filter(None, programs), key=len, reverse=True)
     last = len(waiting) % workers  # programs that would leave workers idle
     largest = math.inf
@@ -337,7 +335,7 @@ def _cut(programs: Sequence[list[PlannedRun]], workers: int) -> list[list[Planne
 
 
 def task_of(sweep: Path, runs: Sequence[PlannedRun]) -> Task:
-    """Make a task of runs."""
+    """Make a task of some runs."""
     return Task(do_runs, (sweep, [run.name for run in runs]), runs)
 
 
@@ -349,15 +347,15 @@ def execute(
     together: bool = False,
     only: Collection[PlannedRun] | None = None,
 ) -> None:
-    """Do all runs that are missing, and writes the tables after every task.
+    """Do all missing runs, and write the tables after every task.
 
     Args:
         sweep: folder of the sweep.
-        plan: as in its `sweep.json`.
+        plan: plan of the sweep, as in its `sweep.json`.
         workers: processes at a time.
-        notes: shown before; those of all workers are shown once.
+        notes: notes that were already shown; notes of all workers are shown once.
         together: see `tasks`.
-        only: do these runs of the plan.
+        only: do only these runs of the plan.
     """
     chosen = plan if only is None else dataclasses.replace(plan, runs=tuple(only))
     todo = tasks(sweep, chosen, workers, together)

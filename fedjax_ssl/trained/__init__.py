@@ -1,4 +1,4 @@
-"""Trained models: a run folder as something that predicts, and how it goes elsewhere."""
+"""Trained models: a run folder as a predictor, and its exports."""
 
 # For users who run mypy --strict.
 # mypy: implicit-reexport

@@ -1,6 +1,4 @@
-"""The command: `fedjax-ssl predict RUN images.npz`, from a run folder and new examples to
-labels.
-"""
+"""The command `fedjax-ssl predict RUN images.npz`: from a run folder and new examples to labels."""
 
 import argparse
 import sys
@@ -17,21 +15,21 @@ from fedjax_ssl.runs.model_file import CHECKPOINTS
 from fedjax_ssl.trained.inputs import Examples, read_examples
 from fedjax_ssl.trained.trained_model import TrainedModel, TrainedModelError, load_run
 
-MANY = 20  # classes, of which no table of counts is printed any more
+MANY = 20  # with more classes, no table of counts is printed
 
 
 def main(arguments: list[str]) -> int:
     """Predict.
 
     Args:
-        arguments: without the program and the subcommand.
+        arguments: arguments after the subcommand.
 
     Returns:
         0.
 
     Raises:
-        TrainedModelError: and what else reading a run raises; `fedjax_ssl.cli.main` makes messages
-            of it.
+        TrainedModelError: and other errors of reading a run; `fedjax_ssl.cli.main` turns them into
+            messages.
     """
     given = _parser().parse_intermixed_args(arguments)
     processor.check_platform()
@@ -140,12 +138,13 @@ def _of_clients(whose: Sequence[str]) -> str:
 
 
 def _accuracy(labels: np.ndarray, predicted: np.ndarray, seen: np.ndarray) -> dict[str, str]:
-    """Say how many labels are right; those that the run has seen say nothing of new examples.
+    """Return the test accuracy in words; labels that the run has seen say nothing about new
+    examples.
 
     Args:
         labels: -1 = none is known.
         predicted: classes.
-        seen: which labels the run has seen.
+        seen: mask of labels that the run has seen.
     """
     known = labels >= 0
     right = predicted == labels
@@ -166,9 +165,7 @@ def _accuracy(labels: np.ndarray, predicted: np.ndarray, seen: np.ndarray) -> di
 
 
 def _confusion(names: Sequence[str], true: np.ndarray, predicted: np.ndarray) -> str:
-    """Count examples by true class, down, and predicted class, across; nothing where there are
-    many classes.
-    """
+    """Count examples by true class (rows) and predicted class (columns); None with many classes."""
     if len(names) > MANY:
         return ""
     counts = np.zeros((len(names), len(names)), int)
@@ -180,8 +177,8 @@ def _confusion(names: Sequence[str], true: np.ndarray, predicted: np.ndarray) ->
 def _table(
     model: TrainedModel, examples: Examples, probabilities: np.ndarray, every: bool
 ) -> pandas.DataFrame:
-    """Make a row per example: its name, the likeliest class, how probable this is, and the true
-    class where known.
+    """Make a row per example: its name, the predicted class, its probability, and the true class if
+    known.
     """
     names = np.array([*model.class_names, ""], object)
     best = probabilities.argmax(axis=1)
@@ -194,7 +191,7 @@ def _table(
     }
     if (examples.labels >= 0).any():
         columns["true_label"] = [label if label >= 0 else "" for label in examples.labels.tolist()]
-        columns["true_name"] = names[examples.labels]  # the last one for -1, no label
+        columns["true_name"] = names[examples.labels]  # the last one is for -1, no label
     if every:
         columns |= {
             f"probability_{name}": column

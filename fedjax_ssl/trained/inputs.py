@@ -41,22 +41,22 @@ from fedjax_ssl.errors import counted
 from fedjax_ssl.trained.trained_model import TrainedModel, TrainedModelError
 
 IMAGES = "images (.bmp, .gif, .jpg, .png, .tif, .webp, ...)"
-# the first that is there is taken
+# The first one that exists is used.
 _ARRAYS = {**TEST_ARRAYS, **TRAIN_ARRAYS, **VALIDATION_ARRAYS, "x": "y"}
-_CLIENT = "client"  # array or column, where the run was told of no other
+_CLIENT = "client"  # array or column with the client, unless the run had another name
 
 
 class Examples(NamedTuple):
     """Examples to label."""
 
     inputs: Shaped[np.ndarray, "n ..."]
-    names: list[str]  # one per example: the file, or the row in it
+    names: list[str]  # one per example: file, or row in it
     labels: Int[np.ndarray, " n"]  # -1 = none is known
     source: str  # in words
     notes: tuple[str, ...] = ()
     # ^ sentences about examples that were left out or differ from training
     clients: list[str] | None = None
-    # ^ who has each, where the run standardizes by client; None: nobody says it
+    # ^ client of each example, if the run standardizes by client; None: unknown
 
 
 def read_examples(
@@ -66,18 +66,17 @@ def read_examples(
 
     Args:
         paths: one `.npz` file, one table, or image files, folders of them, and tables about those.
-            An image has the label that a table in its folder says, or that of the class whose name
-            its folder has.
-        model: decides shape and type.
-        resize: bring images of another size to the model's where it is not known how training's
-            were read.
-        client: who has all of them; None: as the files say.
+            The label of an image comes from a table in its folder, or from the name of its folder.
+        model: model, for shape and type.
+        resize: resize images of another size to the model's, if the conversion in training is
+            unknown.
+        client: client of all examples; None: as the files say.
 
     Returns:
         The examples, in the order of the paths, and of the names in a folder.
 
     Raises:
-        TrainedModelError: a file that is not there, cannot be read, or does not fit the model.
+        TrainedModelError: a file is missing, cannot be read, or does not fit the model.
     """
     for path in paths:
         if not path.exists():
@@ -173,7 +172,7 @@ def _known(
     notes: list[str],
     marks: Collection[str] = MARKS,
 ) -> np.ndarray:
-    """Give numbers to labels, -1 = none that training knew; note those."""
+    """Turn labels into numbers, -1 = none that training knew; note those."""
     told = Findings()
     labels = read_columns(texts, classes, told, marks).y
     notes += told.notes
@@ -189,8 +188,8 @@ def _known(
 def _names_of_labels(
     labels: np.ndarray, class_names: np.ndarray | None, model: TrainedModel, notes: list[str]
 ) -> list[str]:
-    """Write labels by the names of their classes, "" for none: whole numbers are places among the
-    file's own class names, else among those of the model.
+    """Write labels as names of their classes, "" for none: whole numbers are indices into the
+    file's own class names, or otherwise into the model's.
     """
     if labels.dtype.kind in "SU":
         return list(map(cell_text, labels.tolist()))
@@ -210,15 +209,15 @@ def _names_of_labels(
 
 
 def _texts_of_images(path: Path, model: TrainedModel, findings: Findings) -> pandas.DataFrame:
-    """Find image files, and what the names of their folders, or a table beside them, say that they
-    show and who has them: a row per file with label and client, "" = nothing.
+    """Find image files, with labels and clients from the names of their folders or from a table
+    beside them: a row per file, "" = none.
     """
     folder = path if path.is_dir() else path.parent
     listing = list_images(folder)
     images = [path.name] if path.is_file() and is_image(path) else list(listing.images)
     found = [_by_folders(folder, folder / name, model) for name in images]
     texts = pandas.DataFrame(found, index=images, columns=["label", "client"])
-    # An image beside the folders of the classes is nearest to that of its site.
+    # An image next to the folders of the classes is nearest to the folder of its site.
     of_class = texts["label"].map(in_one_form).isin(map(in_one_form, model.class_names))
     sites = {*texts["client"][of_class], *model.client_names}
     texts.loc[~of_class & texts["label"].isin(sites), "label"] = ""
@@ -237,7 +236,7 @@ def _texts_of_images(path: Path, model: TrainedModel, findings: Findings) -> pan
 
 
 def _by_folders(folder: Path, file: Path, model: TrainedModel) -> tuple[str, str]:
-    """Read class and site of an image from the names of its folders: the nearest that is one."""
+    """Read class and site of an image from its folders: the nearest folder with such a name."""
     classes = {in_one_form(name) for name in (*model.class_names, *UNLABELLED)}
     above = Path(os.path.abspath(folder))
     names = [*reversed(file.parent.relative_to(folder).parts), above.name]
@@ -284,7 +283,7 @@ def _read_images(paths: Sequence[Path], model: TrainedModel, resize: bool) -> Ex
     labels = texts[["label"]]
     told: list[str] = []
     known = _known(labels.mask(labels.isin(UNLABELLED), ""), model.class_names, told)
-    # Names of folders that are no class are no labels.
+    # Names of folders that are no class are not labels.
     notes = (*findings.notes, *(told if (known >= 0).any() else ()))
     clients = texts["client"].tolist() if model.scales else None
     inputs = values.astype(model.input_dtype)

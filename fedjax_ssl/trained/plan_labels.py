@@ -36,8 +36,8 @@ and for images a sheet per client. Repeat the command when you have more labels.
   DATA   a folder of images, a table, an .npz file or stored features, with the settings
          --data.X=VALUE that `run` needs"""
 _SIDE = 64  # side of a thumbnail, in pixels
-_ACROSS = 10  # thumbnails
-_LINE = 14  # pixels of a line of text
+_ACROSS = 10  # thumbnails in a row
+_LINE = 14  # height of a line of text, in pixels
 
 
 class Examples(NamedTuple):
@@ -47,7 +47,7 @@ class Examples(NamedTuple):
     row: Int[np.ndarray, " n"]  # row of the training examples
     client: Int[np.ndarray, " n"]
     client_names: Sequence[str]
-    labels: Int[np.ndarray, " n"]  # -1 = none is there
+    labels: Int[np.ndarray, " n"]  # -1 = no label
     features: Float[np.ndarray, "n d"]
     probabilities: Float[np.ndarray, "n K"] | None
 
@@ -56,7 +56,7 @@ def main(arguments: list[str]) -> int:
     """Plan labels.
 
     Args:
-        arguments: without the program and the subcommand.
+        arguments: arguments after the subcommand.
 
     Returns:
         0.
@@ -106,7 +106,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _of_run(path: Path, strategy: str) -> Examples:
-    """Take the training examples of a run, as its clients have them, and its network's features."""
+    """Return the training examples of a run, by client, and the features of its network."""
     model = load_run(path)
     config = model.config
     _refuse_private(config)
@@ -133,7 +133,7 @@ def _of_run(path: Path, strategy: str) -> Examples:
 
 
 def _of_data(path: Path, settings: list[tuple[str, str]], strategy: str) -> Examples:
-    """Take the training examples of files, and their inputs in place of features."""
+    """Return the training examples of files, with inputs in place of features."""
     named = dict(settings)
     source = named.get("data.name") or source_of(path, named.get("data.file_column", "file"))
     config = configs.load(source, [("data.path", str(path)), *settings])
@@ -170,7 +170,7 @@ def _refuse_private(config: Any) -> None:
 
 
 def _plan(given: argparse.Namespace, examples: Examples) -> None:
-    """Plan, write the table and the pictures, and say what they are."""
+    """Plan, write the table and the pictures, and print what they are."""
     plan = graph.plan_labels(
         examples.features,
         examples.labels,
@@ -218,7 +218,9 @@ def _plan(given: argparse.Namespace, examples: Examples) -> None:
 
 
 def _coverage_picture(curve: np.ndarray, labelled: int) -> bytes:
-    """Draw the coverage over the number of labels, which bends where more of them stop paying."""
+    """Draw the coverage over the number of labels; the curve bends where further labels stop paying
+    off.
+    """
     use_matplotlib()
     from matplotlib.figure import Figure
 
@@ -235,12 +237,12 @@ def _coverage_picture(curve: np.ndarray, labelled: int) -> bytes:
 
 
 def _sheet(images: np.ndarray, owner: np.ndarray, names: np.ndarray) -> bytes:
-    """Draw the images, values in [0, 1], client by client, each under its place in the plan."""
+    """Draw the images, values in [0, 1], client by client, each with its place in the plan."""
     from PIL import Image, ImageDraw
 
     levels = np.round(255 * np.clip(images, 0, 1)).astype(np.uint8)
     if levels.shape[-1] not in (1, 3):
-        levels = levels[..., :1]  # the first of many channels
+        levels = levels[..., :1]  # the first of several channels
     block = _SIDE + _LINE + 4
     groups = [np.flatnonzero(owner == number) for number in distinct(owner)]
     height = sum(_LINE + 4 + block * -(-len(group) // _ACROSS) for group in groups)

@@ -1,4 +1,4 @@
-"""A trained model: a run folder as something that predicts."""
+"""A trained model: a run folder as a predictor."""
 
 import importlib
 import json
@@ -36,9 +36,9 @@ if TYPE_CHECKING:  # takes long to import
 
 @required
 def load_run(workdir: str | os.PathLike, checkpoint: str = "auto") -> "TrainedModel":
-    """Load the model that a run has trained; the run's data are not needed.
+    """Load the trained model of a run; the run's data are not needed.
 
-    The run may still be going on: then it is the model of the last checkpoint.
+    If the run is still in progress, it is the model of the last checkpoint.
 
     Args:
         workdir: the run folder.
@@ -64,12 +64,12 @@ def load_run(workdir: str | os.PathLike, checkpoint: str = "auto") -> "TrainedMo
 
 
 class TrainedModel:
-    """The model that a run has trained, from `fedjax_ssl.load_run`.
+    """The trained model of a run, from `fedjax_ssl.load_run`.
 
     Attributes:
         path: the run folder.
         config: the run's config, resolved and locked.
-        round: rounds after which the model is as it is here.
+        round: rounds behind this model.
         checkpoint: "last" or "best" (by validation accuracy).
         metrics: the row of that round in `metrics.csv`.
         summary: `summary.json`; None for a run that is not complete.
@@ -78,10 +78,10 @@ class TrainedModel:
         input_shape: one example's.
         input_dtype: type of the inputs as the dataset stores them: uint8 or float32.
         input_max: the largest value that an input can have, before it is standardized.
-        reading: says how files became the inputs of training; None: nobody knows it.
+        reading: conversion of files to inputs in training; None: unknown.
         temperature: divides the logits of the global model, fitted on validation examples at the
-            end of the run; None: there is none for this checkpoint.
-        scales: mean and deviation by client; empty where all inputs are standardized alike.
+            end of the run; None: none for this checkpoint.
+        scales: mean and deviation by client; empty if all inputs are standardized alike.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class TrainedModel:
         checkpoint: str,
         checkpoints: Checkpoints,
     ):
-        """Restores the last of the checkpoints; `load_run` calls this."""
+        """Restore the last of the checkpoints; `load_run` calls this."""
         self.path = stored.path
         self.checkpoint = checkpoint
         self.summary = stored.summary
@@ -109,7 +109,7 @@ class TrainedModel:
         self.input_max: float = rebuilt.dataset.input_max
         self.reading = rebuilt.dataset.reading
         fitted = description.get("temperature") or {}
-        # It is that of one model: another checkpoint of the run has none.
+        # It is fitted for one model: another checkpoint of the run has none.
         self.temperature: float | None = (
             fitted.get("value") if fitted.get("round") == self.round else None
         )
@@ -134,7 +134,7 @@ class TrainedModel:
         batch_size: int = 512,
         calibrated: bool = True,
     ) -> Float[np.ndarray, "n K"]:
-        """Return class probabilities; a model of a table takes its rows as a DataFrame, too.
+        """Return class probabilities; a model of a table also takes rows as a DataFrame.
 
         Args:
             inputs: raw, as the dataset stores them: [n, *input_shape], flat rows, or grey images
@@ -148,7 +148,7 @@ class TrainedModel:
                 and deviation. Or a list, one for each input; by default the column of a DataFrame
                 that the run was told of.
             batch_size: examples per forward pass, at most.
-            calibrated: divide the global model's logits by `temperature`, where there is one.
+            calibrated: divide the global model's logits by `temperature`, if there is one.
 
         Returns:
             Probabilities, float32, rows sum to 1.
@@ -165,7 +165,7 @@ class TrainedModel:
             predict = partial(self._compiled.setdefault(way, jax.jit(function)), *model)
             return self._in_batches(predict, values[rows], scale, batch_size)
 
-        alike = bool(self.scales) and self._method.predict_for is None  # one model for all
+        alike = bool(self.scales) and self._method.predict_for is None  # one model for all clients
         if alike or not isinstance(whose, list):
             return of_one(slice(None), whose)
         found = np.zeros((len(values), len(self.class_names)), np.float32)
@@ -174,18 +174,18 @@ class TrainedModel:
         return found
 
     def temperature_for(self, client: Client = None) -> float | None:
-        """Return the divisor of the logits of `predict`: `temperature`, but None for models of
-        clients' own.
+        """Return the temperature that `predict` uses: `temperature`, but None for clients' own
+        models.
         """
         tells_inputs = self._method.predict_for is None and self.scales
         return self.temperature if client is None or tells_inputs else None
 
     def add_client(self, name: str, inputs: Shaped[np.ndarray, "n ..."]) -> None:
-        """Keep mean and deviation of a new site's inputs, where a run standardizes by client.
+        """Store mean and deviation of a new site's inputs, if a run standardizes by client.
 
         Args:
-            name: what `predict` and `embed` then know it by.
-            inputs: all that it has, raw; as for `predict`, and refused alike.
+            name: its name in `predict` and `embed`.
+            inputs: all its inputs, raw; as for `predict`.
         """
         if not self.scales:
             raise TrainedModelError("this run standardizes all inputs alike; leave add_client out")
@@ -287,8 +287,8 @@ class TrainedModel:
         return Path(path)
 
     def was_trained_on(self, inputs: Shaped[np.ndarray, "n ..."]) -> Bool[np.ndarray, " n"]:
-        """Tell which inputs, as of `predict`, are examples whose labels the run has seen: it was
-        trained on them, or chose its round by them; none, where the folder does not say it.
+        """Return the mask of inputs, as of `predict`, whose labels the run has seen in training or
+        in the choice of its round; all False if the folder does not say.
         """
         file = self.path / SEEN
         values, _ = self._values(inputs, "")
@@ -297,7 +297,7 @@ class TrainedModel:
         return np.isin(of_examples(values), np.array(file.read_text().split()))
 
     def _with_model(self, client: Client) -> int | str | None:
-        """Name the client whose model is taken; a new site, and one of several clients, has the
+        """Return the client whose model is used; a new site, and one of several clients, has the
         global model.
         """
         if client is None or not isinstance(client, int | str):
@@ -308,8 +308,8 @@ class TrainedModel:
         return None if client_number(known, client) is None else client
 
     def _model_before_average(self, client: int | str | None) -> tuple[Any, Any] | None:
-        """Read a client's parameters and batch statistics of the round that was kept; None:
-        nobody asks for them.
+        """Read a client's parameters and batch statistics from the saved round; None if they are
+        not requested.
         """
         round = self._clients.latest()
         if client is None or round is None:
@@ -334,9 +334,7 @@ class TrainedModel:
     def _function(
         self, client: int | str | None, calibrated: bool = True
     ) -> tuple[str, Callable[..., jax.Array], tuple[Any, ...]]:
-        """Find a function (*model, inputs) -> probabilities: (what it is known by, the
-        function, the model).
-        """
+        """Return (key, function, model) for a function (*model, inputs) -> probabilities."""
         if (model := self._model_before_average(client)) is not None:
             assert self._method.apply is not None, "runs of other methods keep no models"
             return "before average", _exp(self._method.apply), model
@@ -387,16 +385,16 @@ class TrainedModel:
         scale: Scale | None,
         batch_size: int,
     ) -> np.ndarray:
-        """Compute results of batches of one size, so that one program serves all; the last one
-        is filled up with zeros.
+        """Compute results in batches of one size, so that one program serves all; the last batch is
+        filled up with zeros.
         """
         if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
             raise TrainedModelError(
                 f"batch_size is {batch_size!r}; it must be a whole number of at least 1"
             )
         count = len(values)
-        # Few inputs take the next power of two, so that callers with ever other numbers do not
-        # compile each time.
+        # Few inputs are padded to the next power of two, so that changing numbers do not compile
+        # each time.
         size = min(batch_size, 1 << max(count - 1, 0).bit_length())
         results = []
         for start in range(0, max(count, 1), size):
@@ -411,7 +409,7 @@ class TrainedModel:
         return np.concatenate(results)
 
     def _values(self, inputs: Any, client: Any) -> tuple[np.ndarray, Client]:
-        """Take inputs as the model has them, and who has them: one client, or a list of one for
+        """Return inputs in the model's form, and their owner: one client, or a list of one for
         each.
         """
         if hasattr(inputs, "columns"):
@@ -441,7 +439,7 @@ class TrainedModel:
     def _checked(self, inputs: Any) -> np.ndarray:
         values = np.asarray(inputs)
         shape = self.input_shape
-        # Flat rows of images, and grey ones without a channel axis.
+        # Also flat rows of images, and grey images without a channel axis.
         grey = shape[:-1] if shape[-1] == 1 else shape
         if len(shape) > 1 and values.shape[1:] in ((math.prod(shape),), grey):
             values = values.reshape(-1, *shape)
@@ -472,7 +470,7 @@ class TrainedModel:
         return values.astype(np.float32, copy=False)
 
     def _as_stored(self, values: np.ndarray) -> np.ndarray:
-        """Take whole numbers of any type as uint8."""
+        """Return whole numbers of any type as uint8."""
         lowest, highest = (values.min(), values.max()) if values.size else (0, 0)
         divided = values.dtype.kind == "f" and 0 < highest <= 1 < self.input_max
         whole = values.dtype.kind in "iuf" and bool((values == np.rint(values)).all())
