@@ -195,6 +195,10 @@ GONE = {
     "data.name=stand_in": Gone("in a clone, data.name=experiments.papers.stand_in:stand_in"),
     "data.max_levels": Gone("a column holds at most 50 words", (None, 50)),
     "data.timeout": Gone("a download that is silent for 20 seconds is given up", (None, 20.0)),
+    "partition.name=circulant": Gone("write class_counts, with numbers of examples"),
+    "partition.shares": Gone("write class_counts, with numbers of examples", (None,)),
+    "partition.matrix": Gone("FedMatch's tasks are those of ten classes", (None,)),
+    "partition.factor": Gone("a client asks for 80 times as much of its two classes", (None, 80.0)),
     "partition.reuse": Gone("no example is dealt twice", (None, False)),
     "partition.own_part": Gone("the part is that of the client's size", (None, "size")),
     **{

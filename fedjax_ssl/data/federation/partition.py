@@ -7,14 +7,11 @@ get client -1. Examples without a class label (label -1 in the dataset) are deal
 clients by every partition.
 """
 
-from typing import Annotated
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from fedjax_ssl.checks import Whole
 from fedjax_ssl.data.federation.dealing import (
     Ids,
     count_groups,
@@ -89,7 +86,6 @@ def random() -> Partition:
 def dirichlet(
     alpha: Positive,
     min_examples: CountOrNone = 1,
-    max_examples: Annotated[int | None, Whole()] = None,
     skip_full: bool = False,
 ) -> Partition:
     """Each class is split over the clients with shares drawn from Dir(alpha) (Yurochkin et al.,
@@ -101,7 +97,6 @@ def dirichlet(
     Args:
         alpha: concentration, small = uneven.
         min_examples: fewest examples of a client.
-        max_examples: most examples of a client; no bound by default.
         skip_full: deal classes in turn, and give nothing of the next class to a client that already
             holds an equal part of all examples (SemiFL, FedMT).
     """
@@ -115,8 +110,7 @@ def dirichlet(
         if skip_full:
             shares = _skip_full(shares, count_groups(pool.classes, facts.num_classes))
         client = deal_classes(deal_key, pool, shares.T)
-        largest = client.shape[0] if max_examples is None else max_examples
-        return level(level_key, client, facts.num_clients, min_examples, largest)
+        return level(level_key, client, facts.num_clients, min_examples, client.shape[0])
 
     def check(facts: Facts) -> None:
         needed = min_examples * facts.num_clients
@@ -124,13 +118,6 @@ def dirichlet(
             raise ValueError(
                 f"min_examples={min_examples} for {facts.num_clients} clients needs {needed} "
                 f"training examples, there are {facts.least}; lower min_examples or num_clients"
-            )
-        needed = max(min_examples, -(-facts.most // facts.num_clients))
-        if max_examples is not None and max_examples < needed:
-            raise ValueError(
-                f"max_examples={max_examples} for {facts.num_clients} clients holds "
-                f"{max_examples * facts.num_clients} of up to {facts.most} training examples; "
-                f"raise it to at least {needed}"
             )
 
     return Partition(assign)

@@ -161,20 +161,15 @@ def class_or_unlabelled(pool: Pool) -> Ids:
     return jnp.where(pool.available, group, -1)
 
 
-def deal_classes(key: PRNGKey, pool: Pool, shares: Float[Array, "C K"], balanced: int = 0) -> Ids:
-    """Split every class by its column of `shares`, after giving `balanced` examples of it to every
-    client.
-    """
+def deal_classes(key: PRNGKey, pool: Pool, shares: Float[Array, "C K"]) -> Ids:
+    """Split every class by its column of `shares`, and examples without a label evenly."""
     num_clients, num_classes = shares.shape
     group = class_or_unlabelled(pool)
     totals = count_groups(group, num_classes + 1)
-    # All examples without a label are dealt evenly.
-    even = jnp.minimum(totals, balanced * num_clients).at[num_classes].set(totals[num_classes])
-    equal = jnp.ones((num_classes + 1, num_clients), jnp.float32)
     tie_key, deal_key = jax.random.split(key)
-    counts = largest_remainder(equal, even)
-    rest = largest_remainder(shares.T, (totals - even)[:num_classes], tie_key)
-    return deal(deal_key, group, counts.at[:num_classes].add(rest).T)
+    counts = largest_remainder(shares.T, totals[:num_classes], tie_key)
+    even = largest_remainder(jnp.ones((1, num_clients), jnp.float32), totals[num_classes:])
+    return deal(deal_key, group, jnp.concatenate([counts, even]).T)
 
 
 def deal_unlabelled(key: PRNGKey, pool: Pool, each: int | None = None) -> Ids:

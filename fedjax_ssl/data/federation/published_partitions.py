@@ -11,7 +11,7 @@ from typing import Annotated
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int, Shaped
+from jaxtyping import Array, Float, Int
 
 from fedjax_ssl.checks import In, Whole
 from fedjax_ssl.data.federation.dealing import (
@@ -35,7 +35,6 @@ from fedjax_ssl.data.federation.pool import (
     Positive,
     check_class_counts,
     class_or_unlabelled,
-    deal_classes,
     deal_unlabelled,
 )
 from fedjax_ssl.keys import PRNGKey, named_key
@@ -47,40 +46,9 @@ FEDMATCH_MATRIX = np.stack(
 )
 
 
-def circulant(
-    shares: Annotated[Sequence[float], In()] = FEDMATCH_SHARES,
-    balanced: CountOrNone = 0,
-) -> Partition:
-    """FedMatch's non-iid matrix: client c prefers class c mod K, with a share that depends on (k -
-    c) mod K.
-
-    The default is the ten-class matrix of FedMatch (Jeong et al., ICLR 2021) in the whole numbers
-    of ProtoFSSL, whose CIFAR-10 split is `balanced=5` with 5,400 training images of every class and
-    100 clients.
-
-    Args:
-        shares: [K] non-negative, in any scale: weight of class k for a client of type t at offset
-            (k - t) mod K.
-        balanced: number of examples of every class that every client gets first, as far as
-            possible; in the papers these are the labelled ones.
-    """
-    weights = np.asarray(shares, np.float64)
-    if weights.ndim != 1 or weights.sum() <= 0:
-        raise ValueError(
-            f"shares must be K non-negative numbers, not all zero; got {tuple(shares)}"
-        )
-
-    def assign(key: PRNGKey, pool: Pool) -> Ids:
-        table = jnp.asarray(_by_offset(pool.facts, "shares", weights), jnp.float32)
-        return deal_classes(key, pool, table, balanced)
-
-    return Partition(assign)
-
-
 def fedmatch(
     noniid: bool = False,
     balanced: CountOrNone = 5,
-    matrix: Annotated[Sequence[Sequence[float]] | None, In()] = None,
     parts: Count = 1,
     rounds_per_part: Annotated[int | None, Whole(), UsedWith("parts")] = None,
 ) -> Partition:
@@ -88,17 +56,14 @@ def fedmatch(
     others.
 
     IID: each client gets floor(rest / C) of the remaining examples of every class. Non-IID: client
-    c draws floor(rest / C) classes from row c mod R of a matrix, and clients in turn take an
-    example for each draw while there are any. Then some examples go to no client, and the last
-    clients have fewer (Jeong et al., ICLR 2021; the authors' code).
+    c draws floor(rest / C) classes from row c mod 10 of the paper's matrix, and clients in turn
+    take an example for each draw while there are any. Then some examples go to no client, and the
+    last clients have fewer (Jeong et al., ICLR 2021; the authors' code).
 
     Args:
         noniid: True: non-IID; False: IID.
         balanced: examples of every class for each client; in the paper the labelled ones, 5 of a
             class, with supervision `per_class`. Use 0 with labels at the server.
-        matrix: [R, K], rows sum to 1; for ten classes the paper's by default: row 0 is (.50, .15,
-            .03, .03, .03, .02, .03, .03, .03, .15), and every other one is the row before it
-            rotated by one class.
         parts: T, parts in which a client's unlabelled examples arrive one after another
             (streaming): floor(n / T) of every class in each, and the rest is unused.
         rounds_per_part: rounds in which a client has a part, the last one to the end; None: rounds
@@ -106,18 +71,12 @@ def fedmatch(
     """
 
     def rows_of(facts: Facts) -> Float[np.ndarray, "C K"]:
-        rows = FEDMATCH_MATRIX if matrix is None else np.asarray(matrix, np.float64)
-        if rows.ndim != 2 or rows.shape[1] != facts.num_classes:
-            whose = "the matrix of FedMatch" if matrix is None else "matrix"
+        if facts.num_classes != len(FEDMATCH_MATRIX):
             raise ValueError(
-                f"{whose} has shape {rows.shape}, the data have {facts.num_classes} classes; give "
-                "a matrix with a column for each of them"
+                f"FedMatch's non-iid tasks have ten classes, the data have {facts.num_classes}; "
+                "give partition.noniid=False, or another partition"
             )
-        if not np.allclose(rows.sum(axis=1), 1.0, rtol=0, atol=1e-6):
-            raise ValueError(
-                f"rows of matrix must be at least 0 and sum to 1; they sum to {rows.sum(axis=1)}"
-            )
-        return rows[np.arange(facts.num_clients) % len(rows)]
+        return FEDMATCH_MATRIX[np.arange(facts.num_clients) % len(FEDMATCH_MATRIX)]
 
     def check(facts: Facts) -> None:
         who = f"{facts.num_clients} clients with {balanced} examples of every class each need"
@@ -224,9 +183,7 @@ def class_counts(
     )
 
 
-def _by_offset(
-    facts: Facts, name: str, given: tuple[int, ...] | Float[np.ndarray, " K"]
-) -> Shaped[np.ndarray, "C K"]:
+def _by_offset(facts: Facts, name: str, given: tuple[int, ...]) -> Int[np.ndarray, "C K"]:
     """Return numbers by offset from the client's preferred class, as a table."""
     if len(given) not in (1, facts.num_classes):
         raise ValueError(
@@ -239,18 +196,16 @@ def _by_offset(
 
 
 def majority(
-    factor: Positive = 80.0,
     max_examples: Annotated[int | None, Whole(1)] = None,
 ) -> Partition:
     """FedUL's non-iid split, as in its released code: client c has mostly examples of classes 2c
     and 2c + 1 (mod K).
 
     Client c wants an equal part of the data, with class shares drawn from U[0.45, 0.55], times
-    `factor` for its two classes. Examples are dealt in the order of the file until a class runs
+    80 for its two classes. Examples are dealt in the order of the file until a class runs
     out, so the last clients lack some classes.
 
     Args:
-        factor: factor on the shares of a client's two classes.
         max_examples: most examples of a client, if that is less than an equal part.
     """
 
@@ -264,7 +219,7 @@ def majority(
         preferred = (kind == 2 * owner % num_classes) | (kind == (2 * owner + 1) % num_classes)
         share_key, unlabelled_key = jax.random.split(key)
         shares = jax.random.uniform(share_key, (num_clients, num_classes), jnp.float32, 0.45, 0.55)
-        shares = jnp.where(preferred, factor * shares, shares)
+        shares = jnp.where(preferred, 80.0 * shares, shares)
         part = (labelled.sum(dtype=jnp.int32) // num_clients).astype(shares.dtype)
         if max_examples is not None:
             part = jnp.minimum(part, max_examples)
@@ -465,4 +420,4 @@ def _even_enough(shares: Float[Array, "S D G 2"], counts: Int[Array, "S G"]) -> 
     return first[:, jnp.arange(counts.shape[0]), chosen].T
 
 
-PUBLISHED = (circulant, fedmatch, class_counts, majority, own_class, paired_dirichlet)
+PUBLISHED = (fedmatch, class_counts, majority, own_class, paired_dirichlet)

@@ -135,16 +135,6 @@ def test_a_part_without_images_is_no_error() -> None:
             3,
             "3 clients with 5 .* need 15 examples of class 0, but there are 10 .*; lower",
         ),
-        (
-            {"balanced": 1, "noniid": True, "matrix": ((0.5, 0.5),)},
-            2,
-            r"matrix has shape \(1, 2\), the data have 10",
-        ),
-        (
-            {"balanced": 1, "noniid": True, "matrix": ((0.2,) * 10,)},
-            2,
-            r"sum to 1; they sum to \[2\.\]",
-        ),
     ],
 )
 def test_what_cannot_be_dealt_is_refused(options: dict, num_clients: int, message: str) -> None:
@@ -159,17 +149,10 @@ def test_what_cannot_be_dealt_is_refused(options: dict, num_clients: int, messag
         )
 
 
-def test_a_rectangular_matrix_serves_other_numbers_of_classes() -> None:
-    labels = jnp.arange(60, dtype=jnp.int32) % 2
-    facts = Facts(3, 2, (30, 30), 0, 0, 60, 60)
-    partition = PARTITIONS.build(
-        "fedmatch", noniid=True, balanced=0, matrix=((1.0, 0.0), (0.0, 1.0))
-    )
-    everything = Pool(labels, jnp.ones(60, bool), jnp.full(60, -1, jnp.int32), facts)
-    client = np.asarray(jax.jit(lambda key: partition.assign(key, everything))(jax.random.key(0)))
-    assert [set(np.asarray(labels)[client == c].tolist()) for c in range(3)] == [{0}, {1}, {0}]
-    # Clients 0 and 2 ask for 20 images of class 0 each, and there are 30.
-    assert np.bincount(client[client >= 0]).tolist() == [20, 20, 10]
+def test_tasks_of_the_paper_have_ten_classes() -> None:
+    pool = Pool(*(jnp.zeros(60, jnp.int32),) * 3, Facts(3, 2, (30, 30), 0, 0, 60, 60))
+    with pytest.raises(ValueError, match="ten classes, the data have 2; give"):
+        PARTITIONS.build("fedmatch", noniid=True, balanced=0).assign(jax.random.key(0), pool)
 
 
 def test_splits_are_pooled_only_where_there_are_two() -> None:

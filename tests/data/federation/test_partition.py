@@ -66,7 +66,7 @@ CASES = [
     ("iid", {}, SKEWED, 1),
     ("random", {}, SOME_UNKNOWN, 8),
     ("random", {}, TWO, 7),
-    ("dirichlet", {"alpha": 1e-3, "min_examples": 5, "max_examples": 20}, NO_FIVE, 8),
+    ("dirichlet", {"alpha": 1e-3, "min_examples": 5}, NO_FIVE, 8),
     ("dirichlet", {"alpha": 0.1}, SKEWED, 8),
     ("dirichlet", {"alpha": 0.5, "min_examples": 0}, SOME_UNKNOWN, 8),
     ("dirichlet", {"alpha": 0.5, "min_examples": 13}, TWO, 8),
@@ -81,13 +81,9 @@ CASES = [
     ("classes_per_client", {"classes": 2}, SOME_UNKNOWN, 6),
     ("classes_per_client", {"classes": 4}, NO_FIVE, 8),
     ("classes_per_client", {"classes": 2}, TWO, 1),
-    ("circulant", {}, SKEWED, 8),
-    ("circulant", {"balanced": 1}, SOME_UNKNOWN, 25),
-    ("circulant", {"shares": (3, 0)}, TWO, 1),
     ("fedmatch", {"balanced": 0}, TWO, 6),
     ("fedmatch", {"balanced": 0, "noniid": True}, SOME_UNKNOWN, 8),
     ("class_counts", {"counts": (3, 1), "balanced": 1}, TWO, 8),
-    ("majority", {"factor": 1.0}, SKEWED, 1),
     ("majority", {}, SOME_UNKNOWN, 5),
     ("own_class", {"skew": 0.4}, SOME_UNKNOWN, 8),
     ("own_class", {"skew": 1.0}, SKEWED, 20),
@@ -120,7 +116,7 @@ def check(client, name, labels, num_clients, available):
     if name == "iid":
         counts = table(client, labels, num_clients, 10)
         assert np.ptp(sizes) <= 1 and (np.ptp(counts, axis=0) <= 1).all()
-    if name in ("iid", "shards", "classes_per_client", "circulant"):
+    if name in ("iid", "shards", "classes_per_client"):
         assert np.ptp(np.bincount(client[(labels < 0) & available], minlength=num_clients)) <= 1
 
 
@@ -353,20 +349,6 @@ def test_classes_per_client_is_exact_and_balanced(num_clients, classes):
             assert np.ptp(column[column > 0]) <= 1
 
 
-@pytest.mark.thorough
-def test_circulant_gives_the_counts_of_the_protofssl_split():
-    # Section 8.2 of its specification: 100 clients, 5,400 images of each class; 5 + (244, 73, 15 or
-    # 10) of a class.
-    labels = balanced_labels(10, 5400)
-    pool = make_pool(labels, 10, 100)
-    client = assignment(PARTITIONS.build("circulant", balanced=5), pool)(0)
-    counts = table(client, labels, 100, 10)
-    offset_zero = np.array([249, 78, 20, 20, 20, 15, 20, 20, 20, 78])
-    expected = np.stack([np.roll(offset_zero, client % 10) for client in range(100)])
-    np.testing.assert_array_equal(counts, expected)
-    assert (counts.sum(axis=1) == 540).all()
-
-
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
@@ -375,11 +357,8 @@ def test_circulant_gives_the_counts_of_the_protofssl_split():
             {"alpha": 1.0, "min_examples": 13},
             "needs 130 training examples, there are 120",
         ),
-        ("dirichlet", {"alpha": 1.0, "max_examples": 11}, "raise it to at least 12"),
         ("own_class", {"skew": 1.5}, r"skew is 1\.5"),
         ("classes_per_client", {"classes": 11}, "the training data have 10 classes"),
-        ("circulant", {"shares": (1, -1)}, r"shares\[1\] is -1; it must be a number of at least 0"),
-        ("circulant", {"shares": (1, 2)}, "shares has 2 entries, the data have 10 classes"),
         (
             "paired_dirichlet",
             {"alpha": 0.1, "labels_per_class": 5},
