@@ -108,7 +108,6 @@ FEW_USERS = {
     "LocalStep.packing": "a wrapper that perturbs weights needs their tree: (FL)^2, Ditto, CBAFed",
     "LocalStep.unravel": "and one with a network of its own its statistics: Ditto, CBAFed",
     "LocalStep.gradient": "DP-SGD and (FL)^2 take another one",
-    "Step.earlier": "(FL)^2, whose second pass compares with the first",
     "Local.change": "all federated optimizers, which are in the file of the type",
     "Local.anchor": "FedProx, which is in the file of the type",
     "FederatedOptimizer.correct": "FedProx and SCAFFOLD, which are in the file of the type",

@@ -58,7 +58,6 @@ from fedjax_ssl.federated.uploads.transform import (
     is_finite,
 )
 from fedjax_ssl.keys import named_key
-from fedjax_ssl.models import Outputs
 from fedjax_ssl.own_code import where
 
 PyTree = Any
@@ -313,12 +312,7 @@ def _move_group(
             {group: gradient}, {group: weights}, {group: anchor[group]}, client.sent_by_optimizer
         )[group]
 
-    def evaluate(
-        at: LocalStep,
-        weights: Packed,
-        terms: tuple[Term, ...],
-        earlier: dict[str, Outputs] | None,
-    ) -> Losses:
+    def evaluate(at: LocalStep, weights: Packed, terms: tuple[Term, ...]) -> Losses:
         """Run a forward pass and compute the losses of these terms, as `LocalStep.evaluate`."""
         groups = local.unpack({**progress.params, group: weights})
         network = local.groups.combine(groups)
@@ -332,7 +326,6 @@ def _move_group(
             params=network,
             groups=groups,
             model_state=model_state,
-            earlier=earlier,
         )
         values = {}
         after = {}

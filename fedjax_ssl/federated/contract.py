@@ -259,8 +259,6 @@ class Step(NamedTuple):
     groups: Params = {}  # noqa: RUF012
     # ^ the same by parameter group, for a loss on one group (FedMatch's norms)
     model_state: PyTree = ()  # batch statistics before this step
-    earlier: dict[str, Outputs] | None = None
-    # ^ outputs of an earlier pass of the same step, see `LocalStep.evaluate`
 
 
 class ClientResult(NamedTuple):
@@ -375,17 +373,14 @@ class LocalStep(NamedTuple):
     # ^ forward pass; by default `fedjax_ssl.federated.forward.forward_views`
     run: Callable[..., Losses]  # the engine's part of `evaluate`
 
-    def evaluate(
-        self, weights: Packed, terms: "tuple[Term, ...]", earlier: dict[str, Outputs] | None = None
-    ) -> Losses:
+    def evaluate(self, weights: Packed, terms: "tuple[Term, ...]") -> Losses:
         """Run a forward pass with these weights and compute the losses of these terms on it.
 
         Args:
             weights: weights of the group.
             terms: the losses; not all of them have to move the group.
-            earlier: outputs of an earlier pass of the same step, for `Step.earlier`.
         """
-        return self.run(self, weights, terms, earlier)
+        return self.run(self, weights, terms)
 
     def network(self, taken: StepTaken) -> Snapshot:
         """Return the network's parameters and batch statistics after a step that moves this group

@@ -38,7 +38,6 @@ from jaxtyping import Array, Bool, Float
 from fedjax_ssl.checks import checked, is_zero
 from fedjax_ssl.federated import (
     AtClient,
-    AtServer,
     Client,
     LocalStep,
     Losses,
@@ -51,7 +50,6 @@ from fedjax_ssl.federated import (
     TakeStep,
     Term,
     Training,
-    never,
 )
 from fedjax_ssl.methods.parts.alternating_training import ServerTurn, alternating
 from fedjax_ssl.methods.parts.confident_pseudo_labels import (
@@ -66,6 +64,7 @@ from fedjax_ssl.methods.parts.confident_pseudo_labels import (
 from fedjax_ssl.methods.parts.recommended import AT_SERVER
 from fedjax_ssl.methods.parts.setting_types import CountOrZero, Positive, Share, Weight
 from fedjax_ssl.methods.parts.terms import examples_mask
+from fedjax_ssl.models import Outputs
 from fedjax_ssl.objectives import batch_cross_entropy, divergence_from, sharpness_ascent
 
 # Clients and server go on with the momentum of their last round.
@@ -138,11 +137,8 @@ def fl2(setup: Setup, settings: FL2) -> Recipe:
             client=AtClient(collect=lambda trained: sent_to(trained.client).extra),
         )
     learned = fix_term(setup, settings.pseudo_label_weight)
-    terms: tuple[Term, ...] = (labels, learned)
     wrap_step = None
     if not is_zero(settings.consistency_weight):
-        consistency = _consistency_term(learned, settings)
-        terms = (*terms, consistency)
         probe = Term("perturbation", learned.views, _sure_cross_entropy(learned, settings))
         ascent = partial(
             sharpness_ascent,
@@ -150,10 +146,10 @@ def fl2(setup: Setup, settings: FL2) -> Recipe:
             adaptive=settings.perturb == "asam",
             eta=settings.eta,
         )
-        wrap_step = perturbed_step(consistency, probe, ascent)
+        wrap_step = perturbed_step(partial(_consistency_term, learned, settings), probe, ascent)
     clients = Stage(
         Training(
-            tuple(term for term in terms if not is_zero(term.weight)),
+            tuple(term for term in (labels, learned) if not is_zero(term.weight)),
             confident_epochs(setup.batch_size, setup.local_epochs, with_partners=False),
             weigh=by_uncertainty if settings.uncertainty_weights else None,
             wrap_step=wrap_step,
@@ -213,43 +209,38 @@ def by_uncertainty(client: Client, uploads: dict[str, PyTree]) -> Float[Array, "
 
 
 def perturbed_step(
-    sharp: Term, probe: Term, ascent: Callable[[PyTree, PyTree], PyTree]
+    sharp: Callable[[dict[str, Outputs]], Term],
+    probe: Term,
+    ascent: Callable[[PyTree, PyTree], PyTree],
 ) -> Callable[[TakeStep], TakeStep]:
     """Take the gradient of one term at perturbed weights (sharpness-aware minimization), as a
     `Stage.wrap_step`.
 
-    Batch statistics are those of the weights that are kept. The second pass has the outputs of the
-    first one, as constants, in `step.earlier`.
+    Batch statistics are those of the weights that are kept.
 
     Args:
-        sharp: the term.
+        sharp: (outputs at the present weights, as constants) -> the term; no term of the stage, and
+            without a state.
         probe: its gradient at the present weights says where to go; no term of the stage, and
             without a state.
         ascent: (parameters, that gradient) -> what is added to them.
     """
 
     def gradient(at: LocalStep) -> tuple[Array, PyTree, Losses]:
-        here = tuple(term for term in at.terms if term.name != sharp.name)
         packed = at.packing
 
         def before(w: PyTree) -> tuple[tuple[Array, Array], Losses]:
-            losses = at.evaluate(w, (*here, probe))
-            return (losses.total(here), losses.terms[probe.name]), losses
+            losses = at.evaluate(w, (*at.terms, probe))
+            return (losses.total(at.terms), losses.terms[probe.name]), losses
 
         # One forward pass, from which two gradients are pulled back.
         (loss, height), pull_back, losses = jax.vjp(before, at.weights, has_aux=True)
         (plain,) = pull_back((jnp.ones_like(loss), jnp.zeros_like(height)))
         (uphill,) = pull_back((jnp.zeros_like(loss), jnp.ones_like(height)))
         offset = packed.pack(ascent(packed.unpack(at.weights), packed.unpack(uphill)))
-        earlier = jax.lax.stop_gradient(losses.outputs)
-
-        def there(w: PyTree) -> tuple[Array, Losses]:
-            found = at.evaluate(w, (sharp,), earlier)
-            return found.total((sharp,)), found
-
+        term = sharp(jax.lax.stop_gradient(losses.outputs))
         moved = jax.lax.stop_gradient(jax.tree.map(jnp.add, at.weights, offset))
-        (more, after), steep = jax.value_and_grad(there, has_aux=True)(moved)
-        losses = losses._replace(local={**losses.local, **after.local})
+        more, steep = jax.value_and_grad(lambda w: at.evaluate(w, (term,)).total((term,)))(moved)
         return loss + more, jax.tree.map(jnp.add, plain, steep), losses
 
     return lambda step: lambda at: step(at._replace(gradient=gradient))
@@ -274,16 +265,13 @@ def _sure_cross_entropy(learned: Term, settings: FL2) -> Callable[[Step], Array]
     return loss
 
 
-def _consistency_term(learned: Term, settings: FL2) -> Term:
+def _consistency_term(learned: Term, settings: FL2, before: dict[str, Outputs]) -> Term:
     """L_cs: the sure rows' predictions at the perturbed weights, against those before."""
     (view,) = learned.views
 
     def loss(step: Step) -> Float[Array, ""]:
-        assert step.earlier is not None, "its gradient is taken in a second pass"
-        before = step.earlier[view.name].logits
         after = step.outputs[view.name].logits
         sure = _sure_rows(step, settings)
-        return divergence_from(before, after, step.streams["fix"].mask, sure)
+        return divergence_from(before[view.name].logits, after, step.streams["fix"].mask, sure)
 
-    weight = settings.consistency_weight
-    return Term("consistency", (view,), loss, weight, server=AtServer(participates=never))
+    return Term("consistency", (view,), loss, settings.consistency_weight)

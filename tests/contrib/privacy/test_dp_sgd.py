@@ -55,7 +55,7 @@ def test_every_example_is_drawn_with_one_probability(data) -> None:
 def gradient_of(rows: Any, mask: Any, noise: float, key: jax.Array) -> tuple[Any, Any]:
     """(loss, gradient) of a step whose loss is the mean of w . x over a batch, at C = 1, B = 4."""
 
-    def run(at: LocalStep, weights: Any, terms: Any, earlier: Any) -> Losses:
+    def run(at: LocalStep, weights: Any, terms: Any) -> Losses:
         batch = at.inputs.streams["labelled"]
         each = batch.inputs @ weights[0]
         loss = batch_mean(each, batch.mask)
