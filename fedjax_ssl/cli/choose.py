@@ -81,7 +81,7 @@ def main(arguments: list[str]) -> int:
     for command in found:
         method = command.proposal.method
         print(f"\n{method}: {command.proposal.why}")
-        print(f"  {command.line} --workdir {prefix}_{method}")
+        print(f"  {command.line(f'{prefix}_{method}')}")
     if not found:
         print("\nno method learns from these labels; give clients or the server some")
         return 2

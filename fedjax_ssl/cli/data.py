@@ -14,7 +14,7 @@ import numpy as np
 from fedjax_ssl import data
 from fedjax_ssl.cli import one_of, parser, split
 from fedjax_ssl.cli.listing import print_list
-from fedjax_ssl.cli.proposal import FEW_TESTED, labels_tested, propose
+from fedjax_ssl.cli.proposal import FEW_TESTED, SMALL, labels_tested, propose
 from fedjax_ssl.config import ConfigError, default, naming, options, with_settings
 from fedjax_ssl.errors import counted
 from fedjax_ssl.registry import check_known
@@ -88,14 +88,21 @@ def _check(asked: argparse.Namespace, settings: list[tuple[str, str]]) -> int:
     if isinstance(command, str):
         print(f"\nnot ready: {command}")
         return 2
-    print(f"\n{command.proposal.method}: {command.proposal.why}\nready: {command.line}")
+    place = path.expanduser().resolve()
+    runs = f"runs/{place.name if place.is_dir() else place.stem}"
+    method = command.proposal.method
+    print(f"\n{method}: {command.proposal.why}\nready: {command.line(f'{runs}-{method}')}")
+    if source == "folder" and max(found.dataset.input_shape) > SMALL:
+        print(f"quick first look: {command.quick(f'{runs}-quick')}")
     if composed is not None:
-        print(f"\nor terms in one step: {composed.proposal.why}\nready: {composed.line}")
-    if (tested := labels_tested(found.dataset)) < FEW_TESTED:
-        print(
-            f"\nwith error bars, since {counted(tested, 'labelled test example')} a run say "
-            f"little: {command.sweep}"
-        )
+        line = composed.line(f"{runs}-compose")
+        print(f"\nalternative, {composed.proposal.why}\nready: {line}")
+    tested = labels_tested(found.dataset)
+    if command.baseline or tested < FEW_TESTED:
+        beside = f" beside {command.baseline}" * bool(command.baseline)
+        few = f", since {counted(tested, 'labelled test example')} a run say little"
+        few *= tested < FEW_TESTED
+        print(f"\nwith error bars{beside}{few}: {command.sweep(runs)}")
     return 0
 
 

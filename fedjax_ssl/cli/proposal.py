@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 SERVER = "server"  # name of a client that has labels for all
 FEW_TESTED = 100  # labelled test examples, of which fewer say little in one run
+SMALL = 32  # side of images for a quick run
 TESTED = 0.2  # share of the examples that is held out for testing
 MANY_UNLABELLED = 0.25  # from this share on they are worth a method that learns from them
 
@@ -83,27 +84,35 @@ class Command(NamedTuple):
         proposal: the proposed method.
         config: name of the config, with its argument.
         settings: settings as text, by field.
+        baseline: a method that learns from the class labels alone; "": it is one, or none runs.
     """
 
     proposal: Proposal
     config: str
     settings: Mapping[str, str]
+    baseline: str = ""
 
-    @property
-    def line(self) -> str:
-        """The command, as typed."""
+    def line(self, workdir: str) -> str:
+        """Write the command as typed."""
         told = [f"--{field}={value}" for field, value in self.settings.items()]
-        return shlex.join(["fedjax-ssl", "run", self.config, *told])
+        return shlex.join(["fedjax-ssl", "run", self.config, *told, "--workdir", workdir])
 
-    @property
-    def sweep(self) -> str:
-        """The same run with five random seeds, as typed."""
+    def sweep(self, workdir: str) -> str:
+        """Write the same run with five random seeds, and with the baseline, as typed."""
         # A comma in a value of a sweep would separate two values.
         told = [
             f"--{field}='{value}'" if "," in value else f"--{field}={value}"
             for field, value in self.settings.items()
         ]
-        return shlex.join(["fedjax-ssl", "sweep", self.config, *told, "--seeds", "5"])
+        if self.baseline:
+            told += ["--set", f"method.name={self.baseline},{self.proposal.method}"]
+        more = ["--seeds", "5", "--workdir", workdir]
+        return shlex.join(["fedjax-ssl", "sweep", self.config, *told, *more])
+
+    def quick(self, workdir: str) -> str:
+        """Write the run on small images with a small network."""
+        small = {"data.size": str(SMALL), "model.name": "mlp", "rounds": "20"}
+        return self._replace(settings={**self.settings, **small}).line(workdir)
 
 
 def labels_of(dataset: data.Dataset) -> Labels:
@@ -186,11 +195,8 @@ def composition_for(labels: Labels, rounds: int) -> Proposal | None:
         why = f"{kinds}, each through its channel, and labels that travel over a graph later on"
         later = {"method.graph.after": str(rounds // 2)} if rounds > 1 else {}
         return Proposal("compose", why, place, {"method.parts": "channels,graph", **later})
-    why = (
-        "class labels, confident predictions of another view, and class prototypes of other clients"
-    )
     parts = {"method.parts": "supervised,fixmatch,prototypes"}
-    return Proposal("compose", why, place, parts)
+    return Proposal("compose", "FixMatch plus class prototypes of other clients", place, parts)
 
 
 def _only_server(dataset: data.Dataset) -> bool:
@@ -230,6 +236,10 @@ def propose(
         command = _command(proposal, config, settings)
         problem = rehearse(command)
         if not problem:
+            baseline = _command(proposals[-1], config, settings)
+            name = baseline.proposal.method
+            if name == "fedavg" != proposal.method and not rehearse(baseline, traced=False):
+                command = command._replace(baseline=name)
             return command, _composed(labels, config, command.settings)
         why_not = why_not or problem
     return why_not, None
