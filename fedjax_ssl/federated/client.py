@@ -411,7 +411,7 @@ def finish_client(
     upload, kept_by_optimizer = _upload_of(local, end, result, seen, trained)
     # One value that is not finite makes the whole upload count as lost.
     arrived = upload.arrived
-    sound = is_finite((upload._replace(arrived=()), remembered)) & arrived
+    sound = is_finite((upload, remembered)) & arrived
     # Its numbers become 0, because NaN times a weight of 0 would still be NaN.
     upload = jax.tree.map(lambda x: jnp.where(sound, x, jnp.zeros_like(x)), upload)
     finite, trained = apart((finite & (sound | ~trained), trained & sound))
