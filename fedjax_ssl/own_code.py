@@ -54,7 +54,7 @@ def check_arguments(
     except TypeError as error:
         listed = ", ".join(arguments)
         raise UserError(
-            f"{says} cannot be called with {listed} ({error}); it takes "
+            f"{says} cannot be called with {listed} ({error}); write it as a function of "
             f"{takes or f'({listed})'} ({where(function)})"
         ) from error
 

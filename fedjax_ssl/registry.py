@@ -158,7 +158,7 @@ class Registry(Generic[Built]):
 
     def available(self) -> dict[str, str]:
         """Return the names, with one line about each."""
-        return {name: line or _first_words(self._known(name)) for name, line in self._lines.items()}
+        return {name: self._lines[name] or _first_words(self._known(name)) for name in self}
 
     def builder(self, name: str) -> Callable[..., Built]:
         """Find the builder of a name.
@@ -176,7 +176,7 @@ class Registry(Generic[Built]):
             return import_named(self.kind, name)
         if name in self._left_out:
             raise ValueError(f"{self.kind} {name!r} is not here: {self._left_out[name]}")
-        check_known(self.kind, name, self._builders)
+        check_known(self.kind, name, (*self._builders, "module:function of your own"))
         return self._known(name)
 
     def _known(self, name: str) -> Callable[..., Built]:

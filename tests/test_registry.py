@@ -66,7 +66,11 @@ def test_options_and_their_types_come_from_the_builders() -> None:
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
-        ("sqare", {}, "^unknown form 'sqare'. Did you mean 'square'\\? Available: square, circle$"),
+        (
+            "sqare",
+            {},
+            "^unknown form 'sqare'. Did you mean 'square'\\? Available: square, circle, module:function of your own$",
+        ),
         ("square", {}, "^form 'square' needs the option 'size'$"),
         (
             "math:square",

@@ -20,7 +20,7 @@ def main(arguments: list[str]) -> int:
     own.add_argument(
         "kind",
         nargs="?",
-        type=one_of("list", KINDS),
+        type=_kind,
         metavar="KIND",
         help=f"{', '.join(KINDS)} (default: all of them)",
     )
@@ -29,6 +29,16 @@ def main(arguments: list[str]) -> int:
         print("\n" * (number > 0), end="")
         print_list(name)
     return 0
+
+
+def _kind(text: str) -> str:
+    """Return the kind of this name, or that of this section of a config."""
+    sections = {
+        field.removesuffix(".name"): kind
+        for kind, (fields, _) in KINDS.items()
+        for field in fields.split(", ")
+    }
+    return one_of("list", KINDS)(sections.get(text, text))
 
 
 def print_list(kind: str) -> None:
@@ -94,6 +104,12 @@ def _terms() -> Mapping[str, str]:
     return found
 
 
+def _uploads() -> Mapping[str, str]:
+    from fedjax_ssl.federated.uploads import UPLOADS
+
+    return UPLOADS.available() or {"module:function": "your own; the package has none"}
+
+
 def _optimizers() -> Mapping[str, str]:
     from fedjax_ssl.federated import FEDERATED_OPTIMIZERS, OPTIMIZERS
 
@@ -114,6 +130,7 @@ KINDS: dict[str, tuple[str, Callable[[], Mapping[str, str]]]] = {
     "augmentations": ("augment.name, strong_augment.name", _registry("augment")),
     "cohorts": ("cohort.name", _registry("cohort")),
     "wrappers": ("personalize.name, around", _registry("personalize")),
+    "uploads": ("uploads", _uploads),
     "sums": ("sum.name", _registry("sum")),
     "optimizers": ("federated.name, optimizer.name", _optimizers),
     "configs": ("fedjax-ssl run NAME", configs),

@@ -29,7 +29,7 @@ from fedjax_ssl.config.fields import (
 )
 from fedjax_ssl.errors import ConfigError, did_you_mean, naming
 from fedjax_ssl.gone import sentence
-from fedjax_ssl.own_code import blame, make_importable, said
+from fedjax_ssl.own_code import blame, make_importable, place, said
 from fedjax_ssl.registry import Option
 from fedjax_ssl.shipped import shipped_configs
 
@@ -112,7 +112,7 @@ def load_several(path: str | Path, function: str) -> list[ml_collections.ConfigD
             configs.
     """
     yields = _read(Path(path), function)
-    with _blaming(f"{function} of {path} failed"):
+    with _blaming(f"{function} of {path} failed", Path(path)):
         given = list(yields())
     if not all(isinstance(config, ml_collections.ConfigDict) for config in given):
         raise ConfigError(
@@ -199,6 +199,11 @@ def _no_field(config: ml_collections.ConfigDict, field: str, known: Iterable[str
     hint = f" Did you mean {namesakes[0]!r}?" if namesakes else did_you_mean(field, list(known))
     if field == "seeds":
         hint = " A run has one seed; `fedjax-ssl sweep CONFIG --seeds N` makes N runs."
+    if field.partition(".")[0] in ("uploads", "around"):
+        hint = (
+            " Upload transforms and wrappers have no options in a config; write a function of your "
+            "own that sets them, and name it as module:function."
+        )
     has = (
         f" config.method of {config.method.name!r} has: {', '.join(config.method)}"
         if section == "method"
@@ -252,7 +257,7 @@ def _read(path: Path, function: str) -> Callable[..., Any]:
     if path.resolve() not in shipped_configs().values():
         make_importable(path.parent)
     try:
-        with _blaming(f"{path} cannot be read"):
+        with _blaming(f"{path} cannot be read", path):
             names = runpy.run_path(str(path))
     except SystemExit as error:
         raise ConfigError(
@@ -273,7 +278,7 @@ def _call(
         needs = "takes no argument" if given else "needs an argument"
         shown = f"; got {source.argument!r}" if given else f": {source.path.stem}:ARGUMENT"
         raise ConfigError(f"{source.path.name} {needs}{shown}") from error
-    with _blaming(f"get_config of {source.path} failed"):
+    with _blaming(f"get_config of {source.path} failed", source.path):
         config = get_config(*given, **told)
     if not isinstance(config, ml_collections.ConfigDict):
         raise ConfigError(
@@ -289,15 +294,17 @@ def _call(
 
 
 @contextlib.contextmanager
-def _blaming(what: str) -> Iterator[None]:
-    """Turn an error of a config file into a ConfigError, with the line in the file if it is
-    known.
+def _blaming(what: str, path: Path) -> Iterator[None]:
+    """Turn an error into a ConfigError, with its place where one is known; what has failed in the
+    config file is said unless the place is in another file.
     """
     try:
         yield
     except ConfigError:
         raise
     except Exception as error:
+        at = place(error)
+        prefix = f"{what}: " if at is None or f"/{path.name}, line" in f"/{at}" else ""
         raise ConfigError(
-            f"{what}: {blame(error) or f'{type(error).__name__}: {said(error)}'}"
+            f"{prefix}{blame(error) or f'{type(error).__name__}: {said(error)}'}"
         ) from error

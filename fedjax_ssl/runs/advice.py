@@ -21,6 +21,7 @@ from fedjax_ssl.data.sites_apart import sites_apart
 from fedjax_ssl.errors import counted, note
 from fedjax_ssl.federated import Method, ServerState, tree_bytes
 from fedjax_ssl.federated.recipe import Needs, in_words
+from fedjax_ssl.federated.uploads import UPLOADS
 from fedjax_ssl.folder.environment import device_description
 from fedjax_ssl.folder.files import bytes_in_words
 from fedjax_ssl.methods.around import WRAPPERS
@@ -189,6 +190,7 @@ def describe_start(
         "split": f"{split}{by_file}",
         "method": config.method.name + alone,
         **_wrappers_in_words(config),
+        **_uploads_in_words(config),
         "model": f"{config.model.name} ({parameters})",
         "rounds": f"{config.rounds}{resumed}",
         "weights": weights if config.rounds else "no training",
@@ -207,6 +209,13 @@ def _wrappers_in_words(config: ml_collections.ConfigDict) -> dict[str, str]:
         for name, setting in named.items()
     ]
     return {"wrapper": "; ".join(words)} if words else {}
+
+
+def _uploads_in_words(config: ml_collections.ConfigDict) -> dict[str, str]:
+    """Say which transforms change uploads; nothing where there is none."""
+    lines = UPLOADS.available()
+    words = [f"{name}: {lines.get(name, 'your own').rstrip('.')}" for name in config.uploads]
+    return {"uploads": "; ".join(words)} if words else {}
 
 
 def saved_clients(number: int, count: int, template: ServerState, folder: Path) -> str:

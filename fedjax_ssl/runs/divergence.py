@@ -80,10 +80,12 @@ def note(row: Row, before: Sequence[Row], rounds: int, config: ml_collections.Co
             if losses
             else "no loss was finite before"
         )
+        first = row["round"] - found + 1
+        last = "round" if rounds == 1 else f"{rounds} rounds"
         return (
-            f"training has diverged: from round {row['round'] - found + 1} on no update was "
-            f"finite (left out in the last {rounds} rounds: {whose}); {largest}. "
-            f"{_what_to_lower(config)}"
+            f"training has diverged: from round {first} on no update was "
+            f"finite (left out in the last {last}: {whose}); {largest}. "
+            f"{_what_to_do(config, first)}"
         )
     huge = row["loss"] if not found and math.isfinite(row["loss"]) and row["loss"] > _HUGE else 0
     if huge and all(one["loss"] <= _HUGE for one in before):
@@ -131,13 +133,21 @@ def ended(state: Any, rows: Sequence[Row], config: ml_collections.ConfigDict) ->
         if found
         else "the model after the last round is not finite"
     )
-    sentence = f"training has diverged: {what}. {_what_to_lower(config)} {saved}"
+    sentence = f"training has diverged: {what}. {_what_to_do(config, first)} {saved}"
     return {"diverged_in_round": first, "diverged": sentence}
 
 
 def _finite(params: Any) -> bool:
     leaves = [leaf for leaf in jax.tree.leaves(params) if np.issubdtype(leaf.dtype, np.floating)]
     return all(bool(np.isfinite(np.asarray(leaf.addressable_data(0))).all()) for leaf in leaves)
+
+
+def _what_to_do(config: ml_collections.ConfigDict, first: int) -> str:
+    own = (
+        " If the loss is not finite from the first step on, look in your own loss or network for a "
+        "logarithm, a root or a division of numbers that can be 0 or negative."
+    )
+    return _what_to_lower(config) + own * (first == 1)
 
 
 def _what_to_lower(config: ml_collections.ConfigDict) -> str:

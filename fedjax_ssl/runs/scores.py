@@ -183,8 +183,10 @@ def _temperature(
         log_probs, _ = _predict(program, state, rows, np.full(rows.shape, -1))
         value = fit_temperature(log_probs, np.asarray(program.built.federation.labels)[rows])
     if value is None:
-        needs = f"it takes {FEWEST}, and mistakes among them"
-        return None, [f"no temperature is fitted on {examples}; {needs}"]
+        return None, [
+            f"probabilities are not calibrated: there are {examples}, and calibration takes at "
+            f"least {FEWEST} with wrong predictions among them"
+        ]
     where = (
         "the probabilities of predict and of the detailed scores (predict --uncalibrated: "
         "without it)"

@@ -143,7 +143,9 @@ def selected(config: ml_collections.ConfigDict, rows: Sequence[Row]) -> Row | No
     def goodness(row: Row) -> float:
         # A row from before the metric was set has none.
         value = sign * float(row.get(metric, math.nan))
-        return -math.inf if math.isnan(value) else value
+        # scores that are not numbers: their greatest is class 0
+        undefined = math.isnan(value) or math.isnan(row.get("validation_loss", 0.0))
+        return -math.inf if undefined else value
 
     return max((row for row in rows if row["round"] >= first), key=goodness)
 

@@ -174,7 +174,12 @@ def every_round_reports_the_common_metrics_and_the_loss_falls(trial: Trial) -> N
     one_model = 4 * (count_parameters(sent) - special.unsent)
     for number, info in enumerate(trial.infos):
         assert info.keys() >= COMMON
-        assert all(math.isfinite(info[name]) for name in COMMON)
+        assert info["dropped_clients"] == 0, (
+            f"the loss or the update of {info['dropped_clients']:g} clients is not finite in round "
+            f"{number + 1}"
+        )
+        broken = {name: info[name] for name in COMMON if not math.isfinite(info[name])}
+        assert not broken, f"not finite in round {number + 1}: {broken}"
         undefined = {name for name, value in info.items() if not math.isfinite(value)}
         if number == 0 and special.labels_first:
             operations = {name for name in info if name.startswith("operations_")}
@@ -194,12 +199,12 @@ def every_round_reports_the_common_metrics_and_the_loss_falls(trial: Trial) -> N
                 "none is right, or none is wrong"
             )
         assert (number < special.clients_train) <= info["clients"] <= trial.data.num_clients
-        assert info["dropped_clients"] == 0
         assert info["local_steps"] <= info["examples"]
         for direction in ("bytes_down", "bytes_up"):
             assert info[direction] >= info["clients"] * one_model
             assert info[direction] == round(info[direction])
-    assert loss_on_labels(trial.infos[-1]) < loss_on_labels(trial.infos[1])
+    early, late = (loss_on_labels(trial.infos[number]) for number in (1, -1))
+    assert late < early, f"the loss is {early:.4g} in round 2 and {late:.4g} in round {ROUNDS}"
 
 
 def same_key_same_bits_other_key_other_result(trial: Trial) -> None:

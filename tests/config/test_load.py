@@ -164,6 +164,9 @@ def test_the_config_that_was_given_stays_as_it_is():
             [("method.threshold", 1)],
             "no field 'method.threshold'.*config.method of 'xclp' has: ",
         ),
+        ("digits_xclp", [("uploads.share", 0.1)], "'uploads.share'. Upload tr.* have no options"),
+        ("digits_xclp", [("around.rounds", 3)], "'around.rounds'. Upload tr.* have no options"),
+        ("digits_xclp", [("method.name", "mine.loss")], "module:function of your own$"),
         ("digits_xclp", [("rounds", "many")], "config.rounds=many: give a whole number$"),
         ("digits_xclp", [("threads", "x")], "config.threads=x: give a whole number or None"),
         ("digits_xclp", [("seed", True)], "config.seed=True: give a whole number"),
@@ -202,6 +205,15 @@ def test_a_mistake_in_a_file_is_placed(text, message, tmp_path):
     path.write_text(text)
     with pytest.raises(ConfigError, match=message):
         load(str(path))
+
+
+def test_a_mistake_in_a_module_is_not_blamed_on_the_config(tmp_path):
+    (tmp_path / "own.py").write_text(
+        OWN.replace("config.rounds", "import broken_own; config.rounds")
+    )
+    (tmp_path / "broken_own.py").write_text("x = (")
+    with pytest.raises(ConfigError, match=r"^SyntaxError: .*broken_own\.py, line 1\)$"):
+        load(str(tmp_path / "own.py"))
 
 
 def test_a_file_of_ones_own_with_an_argument_and_a_module_beside_it(tmp_path):

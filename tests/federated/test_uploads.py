@@ -15,6 +15,7 @@ import pytest
 
 import fedjax_ssl as fs
 from fedjax_ssl import federated, methods, runs
+from fedjax_ssl.errors import ConfigError, naming
 from fedjax_ssl.federated import build
 from fedjax_ssl.federated.messages import Upload
 from fedjax_ssl.federated.packing import packing
@@ -241,7 +242,7 @@ def test_a_transform_that_returns_another_form_is_refused_in_a_sentence(case: st
     ],
 )
 def test_a_transform_that_cannot_be_used_is_refused_before_training(transform, message) -> None:
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ConfigError, match="^upload transform .*" + message), naming("method"):
         chain(transform)
 
 

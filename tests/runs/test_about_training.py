@@ -60,6 +60,12 @@ def test_a_wrapper_is_named_at_the_start() -> None:
     assert advice._wrappers_in_words(fs.load_config("digits_fedavg")) == {}
 
 
+def test_upload_transforms_are_named_at_the_start() -> None:
+    config = fs.load_config("digits_fedavg", {"uploads": ("mine:top",)})
+    assert advice._uploads_in_words(config) == {"uploads": "mine:top: your own"}
+    assert advice._uploads_in_words(fs.load_config("digits_fedavg")) == {}
+
+
 def test_a_round_of_the_server_alone_is_named(federation) -> None:
     data = toy.weak_federation("server")
     config = configs.resolve(fs.load_config("digits_fedmt", {"rounds": 3}))

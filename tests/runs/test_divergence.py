@@ -76,6 +76,14 @@ def test_the_first_block_that_diverges_is_noted_once_and_counted_on() -> None:
     )
 
 
+def test_a_run_that_never_had_a_finite_loss_is_told_to_look_at_its_own_loss() -> None:
+    only = row(1, 1, loss=math.nan, local_steps=0)
+    told = divergence.note(only, [], 1, CONFIG)
+    assert "in the last round: 4 of" in told and "no loss was finite before" in told
+    for words in (told, divergence.ended(STATE, [only], CONFIG)["diverged"]):
+        assert "look in your own loss or network" in words
+
+
 def test_a_run_that_recovered_or_was_fine_ends_as_any_other() -> None:
     rows = [row(5, 5), row(10, 0)]
     for place, one in enumerate(rows):

@@ -7,7 +7,7 @@ import pytest
 
 from fedjax_ssl import config as configs
 from fedjax_ssl.runs.rounds import TOTALS
-from fedjax_ssl.runs.summary import summarize
+from fedjax_ssl.runs.summary import selected, summarize
 
 ACCURACIES = (0.9, 0.5, 0.7, 0.7, 0.6)  # after rounds 1 to 5, of validation
 
@@ -58,6 +58,15 @@ def test_the_best_round_from_a_given_one_on(fields, expected) -> None:
 )
 def test_of_clients_own_models_the_last_round_is_kept(fields, columns, expected) -> None:
     assert summary(columns, **fields)[0] == expected
+
+
+def test_a_model_whose_scores_are_not_numbers_is_never_the_best() -> None:
+    assert summary({"validation_loss": math.nan})[0] == 1, "all of them"
+    rows = [
+        {"round": 1, "validation_accuracy": 0.9, "validation_loss": math.nan},
+        {"round": 2, "validation_accuracy": 0.1, "validation_loss": 2.0},
+    ]
+    assert selected(configs.default("fedavg"), rows) == rows[1]
 
 
 def test_a_round_after_the_last_or_without_validation_data_is_said_to_do_nothing() -> None:

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Key
 
-from fedjax_ssl.errors import ConfigError
+from fedjax_ssl.errors import ConfigError, naming
 from fedjax_ssl.federated.contract import ClientResult, RoundContext
 from fedjax_ssl.federated.messages import Total, Upload
 from fedjax_ssl.federated.optimizers import Grouped
@@ -94,13 +94,14 @@ def _check_functions(transform: UploadTransform) -> None:
     get.
     """
     says = _named(transform)
-    check_arguments(f"{says}, init", transform.init, ("params",))
-    if transform.at_client is not None:
-        taken = ("key", "upload", "trained", "state")
-        check_arguments(f"{says}, at_client", transform.at_client, taken)
-    if transform.at_server is not None:
-        taken = ("key", "total", "context", "state")
-        check_arguments(f"{says}, at_server", transform.at_server, taken)
+    with naming():  # of the transform, and not of the section that is built
+        check_arguments(f"{says}, init", transform.init, ("params",))
+        if transform.at_client is not None:
+            taken = ("key", "upload", "trained", "state")
+            check_arguments(f"{says}, at_client", transform.at_client, taken)
+        if transform.at_server is not None:
+            taken = ("key", "total", "context", "state")
+            check_arguments(f"{says}, at_server", transform.at_server, taken)
 
 
 def _checked_pair(
