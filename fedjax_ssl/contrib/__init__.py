@@ -5,8 +5,8 @@ Each has a file. The core never imports them.
 
 Rules, which tests/contrib/test_rules.py keeps:
 
-- A file imports what rooms of the core offer, `fedjax_ssl.methods.parts` among it, and no other
-  contributed file, but for shared ones, whose names begin with an underscore.
+- A file imports only rooms of the core, such as `fedjax_ssl.methods.parts`, and shared contributed
+  files, whose names begin with an underscore.
 - Without this folder, or without any of its files, the core works as before.
 - A contributed method adds no field or hook to the core. What does not fit writes a round of its
   own with the core's functions.

@@ -1,10 +1,9 @@
-"""Uploads that come rounds after they were sent, and a server that waits for a number of them.
+"""Uploads that arrive rounds after they were sent, and a server that waits for a number of them.
 
-The server keeps sums of what is under way: by the round in which it was sent, and by the round in
-which it arrives. How stale an upload is, is how often the server has stepped since the client was
-sent its model; it does not step in a round in which nothing arrives. The server has room for as
-many models as the square of the longest delay, and each client of a round for as many as the
-longest delay. Shapes: D, the longest delay.
+The server keeps sums of uploads under way, by the round of sending and the round of arrival. The
+staleness of an upload is the number of server steps since the client received its model; without an
+arrival there is no step. The server stores as many models as the square of the longest delay, and
+each client of a round as many as the longest delay. Shapes: D, the longest delay.
 
 References:
     Nguyen et al., Federated learning with buffered asynchronous aggregation (FedBuff), AISTATS
@@ -40,19 +39,19 @@ _LATE = "late"  # name in `Upload.averages`
 class Parcel(NamedTuple):
     """Sums over uploads that travel together; every array may have further leading axes."""
 
-    update: Grouped  # changes times the weights
-    statistics: Float[Array, "... s"]  # times the weights
-    weights: dict[str, Float[Array, "..."]]  # by group
+    update: Grouped  # sum of changes times weights
+    statistics: Float[Array, "... s"]  # sum of statistics times weights
+    weights: dict[str, Float[Array, "..."]]  # sums of weights, by group
     weight: Float[Array, "..."]  # sum of the weights of `statistics`
-    number: Float[Array, "..."]  # uploads
+    number: Float[Array, "..."]  # number of uploads
 
 
 class UnderWay(NamedTuple):
     """Uploads of earlier rounds that the server has not used yet."""
 
-    sent: Parcel  # [D, D]: i + 1 rounds ago, to arrive j + 1 rounds after that
+    sent: Parcel  # [D, D]: sent i + 1 rounds ago, to arrive j + 1 rounds after that
     steps: Float[Array, " D"]  # steps of the server since that round
-    waiting: Parcel  # arrived since its last step
+    waiting: Parcel  # uploads that arrived since the last step
 
 
 @checked
@@ -65,18 +64,19 @@ def asynchronous(
 ) -> Recipe:
     """Let uploads arrive rounds later, and the server wait for a number of them (FedBuff).
 
-    Between its steps the model stands still. A federated optimizer with momentum goes on moving in
-    rounds without a step.
+    Between steps the model does not change, except that a federated optimizer with momentum moves
+    on in rounds without a step.
 
     Args:
-        recipe: of any method whose clients send changes of one model, and nothing else.
+        recipe: recipe of any method whose clients send changes of one model, and nothing else.
         late: probability that an upload is late.
-        delay: D; a late upload takes 1 to D rounds, each as probable.
-        buffer: K; the server steps at the end of a round in which so many uploads lie there, with
+        delay: D; a late upload takes 1 to D rounds, uniformly.
+        buffer: K; the server steps at the end of a round once this many uploads have arrived, with
             all of them.
 
     Raises:
-        ConfigError: clients also send what cannot be late, or are averaged in another way.
+        ConfigError: clients also send something that cannot be late, or are averaged in another
+            way.
     """
     _refuse(recipe)
     _, model_state = jax.eval_shape(recipe.setup.model.init, jax.random.key(0))
@@ -141,7 +141,7 @@ def late_uploads(late: float | Array, delay: int, buffer: int, statistics: int) 
         weight = upload.weight
         due = (is_late & (jnp.arange(1, delay + 1) == rounds)).astype(weight.dtype)
         now = (~is_late).astype(weight.dtype)
-        # Averages are added up times the weight.
+        # Averages are summed times the weight.
         one = mean_scale(weight)
         averages = {
             "update": jax.tree.map(lambda x: jnp.multiply.outer(due, x), upload.update),
@@ -201,7 +201,7 @@ def late_uploads(late: float | Array, delay: int, buffer: int, statistics: int) 
 
 
 def _due(state: UnderWay) -> Parcel:
-    """Return the sum of what arrives in this round, changes shortened by their staleness."""
+    """Return the sum of the uploads that arrive in this round, with changes scaled by staleness."""
     discount = (1.0 + state.steps) ** -0.5
 
     def arriving(values: Array) -> Array:

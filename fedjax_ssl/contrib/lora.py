@@ -1,8 +1,8 @@
 """LoRA: low-rank pairs of matrices beside the kernels of a network.
 
-Hu et al., LoRA: Low-Rank Adaptation of Large Language Models, ICLR 2022, arXiv 2106.09685:
-a kernel W is W + scale A B, of which A and B are trained and W stays. A has the rows of W, all of
-its leading axes together, and B its columns; B starts at zero.
+Hu et al., LoRA: Low-Rank Adaptation of Large Language Models, ICLR 2022, arXiv 2106.09685: a kernel
+W becomes W + scale A B, where A and B are trained and W is fixed. A has the rows of W, all of its
+leading axes together, and B its columns; B starts at zero.
 """
 
 from fnmatch import fnmatchcase
@@ -16,20 +16,23 @@ from jaxtyping import Array, PRNGKeyArray, PyTree
 from fedjax_ssl.keys import named_key
 from fedjax_ssl.models import Model, Outputs
 
-PAIRS = "lora"  # the pairs among the parameters: `config.model.train=lora` trains them alone
+# name of the pairs among the parameters; `config.model.train=lora` trains them alone
+PAIRS = "lora"
 
 
 def lora(model: Model, rank: int = 4, layers: str = "*kernel", scale: float = 1.0) -> Model:
-    """Return a model with the parameters of another one, and a pair of matrices beside its kernels.
+    """Return a model with the parameters of another one, plus a pair of matrices beside its
+    kernels.
 
     Args:
         model: any model.
-        rank: of the pairs.
+        rank: rank of the pairs.
         layers: name of the kernels by their place in the parameters, * for anything.
         scale: factor of the pairs' products.
 
     Raises:
-        ValueError: no array of two axes or more is named so, or a rank is above the kernel's.
+        ValueError: no array with two or more axes has such a name, or the rank is above the
+            kernel's.
     """
     shapes = flatten_dict(jax.eval_shape(model.init, jax.random.key(0))[0], sep=".")
     kernels = {

@@ -1,11 +1,11 @@
-"""Checkpoints of a run: the last few rounds, one file each, proved by a digest.
+"""Checkpoints of a run: the last few rounds, one file each, verified by a digest.
 
     checkpoints/round_00000010.ckpt
         as MessagePack of flax:
         {"round": 10, "extra": JSON, "arrays": {name: array}, "keys": {name: generator}}
         the SHA-256 of that, 32 bytes
 
-A file gets its name when all of it is on the disk. A killed process leaves behind a file of another
+A file gets its name once it is completely on the disk. A killed process leaves a file with another
 name, and the next save removes it.
 """
 
@@ -31,11 +31,11 @@ _DIGEST_BYTES = hashlib.sha256().digest_size
 
 
 class CheckpointError(RuntimeError):
-    """There is no checkpoint that can be used."""
+    """No checkpoint can be used."""
 
 
 class CheckpointDamaged(UserWarning):
-    """A checkpoint was passed over because its file is damaged."""
+    """A checkpoint was skipped because its file is damaged."""
 
 
 class Checkpoints:
@@ -52,9 +52,9 @@ class Checkpoints:
 
         Args:
             workdir: the run folder.
-            keep: rounds that stay on the disk; with 2, a damaged file costs the rounds since the
-                one before.
-            folder: another name for it.
+            keep: number of rounds kept on the disk; with 2, a damaged file costs the rounds since
+                the previous one.
+            folder: another name of the folder.
 
         Raises:
             ValueError: keep is below 1.
@@ -65,10 +65,10 @@ class Checkpoints:
         self._keep = keep
 
     def save(self, round: int, state: PyTree, extra: Mapping[str, Any] | None = None) -> None:
-        """Save a round and remove the old ones; when this returns, the checkpoint is there.
+        """Save a round and remove the old ones; on return, the checkpoint is on the disk.
 
-        Killed at any moment it leaves the earlier checkpoints usable. Later rounds than this one,
-        which a run leaves behind when it goes on from an earlier checkpoint, are removed.
+        If the process is killed at any moment, earlier checkpoints stay usable. Checkpoints of
+        later rounds are removed; they exist if a run goes on from an earlier checkpoint.
 
         Args:
             round: number of finished rounds, at least 0.
@@ -87,7 +87,7 @@ class Checkpoints:
         keys: dict[str, str],
         extra: Mapping[str, Any] | None = None,
     ) -> None:
-        """Save a round, as `save`, whose state `to_arrays` took apart."""
+        """Save a round like `save`, from a state split by `to_arrays`."""
         if round < 0:
             raise ValueError(f"round={round}: a round is at least 0")
         try:
@@ -105,15 +105,11 @@ class Checkpoints:
         self._remove_all_but(kept)
 
     def latest(self) -> int | None:
-        """Return the newest round that was saved, or None; whether it is sound, `restore` finds
-        out.
-        """
+        """Return the newest saved round, or None; `restore` checks whether it is sound."""
         return max(self.rounds(), default=None)
 
     def rounds(self) -> list[int]:
-        """Return the rounds that were saved, in increasing order; whether they are sound,
-        `restore` finds out.
-        """
+        """Return the saved rounds in increasing order; `restore` checks whether they are sound."""
         names = os.listdir(self._folder) if self._folder.is_dir() else []
         return sorted(int(match[1]) for match in map(_NAME.fullmatch, names) if match)
 
@@ -130,7 +126,7 @@ class Checkpoints:
     ) -> tuple[int, Any, dict[str, Any]]:
         """Load the newest sound checkpoint.
 
-        A damaged one is passed over with a `CheckpointDamaged` warning that names the file.
+        A damaged file is skipped with a `CheckpointDamaged` warning that names it.
 
         Args:
             template: pytree of arrays or jax.ShapeDtypeStruct, for example the freshly initialized
@@ -181,7 +177,7 @@ class Checkpoints:
         )
 
     def arrays(self, round: int) -> dict[str, np.ndarray]:
-        """Give the arrays of a round, by their path in the pytree that was saved.
+        """Return the arrays of a round, by their path in the saved pytree.
 
         Raises:
             CheckpointError: there is no sound file of this round.
@@ -195,7 +191,7 @@ class Checkpoints:
         return self._folder / f"round_{round:08d}.ckpt"
 
     def _read(self, round: int) -> tuple[dict[str, np.ndarray], dict[str, str], dict[str, Any]]:
-        """Read arrays, generators of keys, and extra values of a sound file."""
+        """Read arrays, key generators and extra values of a sound file."""
         try:
             content = self._path(round).read_bytes()
         except OSError as error:
@@ -207,7 +203,7 @@ class Checkpoints:
             found = serialization.msgpack_restore(written)
             parts = found["arrays"], found["keys"], decode_json(found["extra"])
             there = found["round"]
-        except Exception as error:  # a file of another program or version may hold anything
+        except Exception as error:  # a file from another program or version may have any content
             raise _Damage("is no checkpoint of this version of the program") from error
         if there != round:
             raise _Damage(f"holds round {there}")
@@ -223,12 +219,12 @@ class _Damage(Exception):
 
 
 def _remove(path: Path) -> None:
-    """Remove a file, or the folder that somebody left in its place."""
+    """Remove a file, or a folder in its place."""
     shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
 def to_arrays(state: PyTree) -> tuple[dict[str, np.ndarray], dict[str, str]]:
-    """Take a pytree apart into host arrays.
+    """Split a pytree into host arrays.
 
     Args:
         state: pytree of arrays, typed PRNG keys and Python scalars; arrays that lie on devices of
@@ -243,7 +239,7 @@ def to_arrays(state: PyTree) -> tuple[dict[str, np.ndarray], dict[str, str]]:
     }
     for name, leaf in named.items():
         if isinstance(leaf, jax.Array) and not leaf.is_fully_addressable:
-            named[name] = leaf.addressable_data(0)  # computing with it takes no other process
+            named[name] = leaf.addressable_data(0)  # computing with it needs no other process
     keys = {name: str(jax.random.key_impl(leaf)) for name, leaf in named.items() if is_key(leaf)}
     plain = {
         name: jax.random.key_data(leaf) if name in keys else leaf for name, leaf in named.items()
@@ -252,14 +248,14 @@ def to_arrays(state: PyTree) -> tuple[dict[str, np.ndarray], dict[str, str]]:
 
 
 def is_key(leaf: Any) -> bool:
-    """Tell whether a leaf is a typed PRNG key."""
+    """Return whether a leaf is a typed PRNG key."""
     return hasattr(leaf, "dtype") and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
 
 
 def _differences(
     template: PyTree, arrays: Mapping[str, np.ndarray], keys: Mapping[str, str]
 ) -> list[str]:
-    """List the arrays that are missing, superfluous, or of another shape or type, a line each."""
+    """List the arrays that are missing, extra, or of another shape or type, a line each."""
 
     def describe(array: Any, key: str | None) -> str:
         return f"{f'{key} key as ' if key else ''}{array.dtype}{list(array.shape)}"
@@ -280,7 +276,7 @@ def _differences(
 
 
 def rebuild(template: Any, array: np.ndarray) -> Any:
-    """Make an array that is like a leaf of a state, with another content."""
+    """Make an array like a leaf of a state, with other content."""
     if isinstance(template, np.ndarray):
         return array.copy()
     if isinstance(template, bool | int | float | complex):
@@ -288,8 +284,8 @@ def rebuild(template: Any, array: np.ndarray) -> Any:
     value = jnp.array(array)
     if is_key(template):
         value = jax.random.wrap_key_data(value, impl=jax.random.key_impl(template))
-    # An uncommitted leaf stays one: pinned to a device it could not meet arrays that live on a
-    # mesh.
+    # An uncommitted leaf stays uncommitted: pinned to a device, it could not be combined with
+    # arrays on a mesh.
     sharding = getattr(template, "sharding", None)
     committed = getattr(template, "committed", sharding is not None)
     return jax.device_put(value, sharding) if sharding is not None and committed else value

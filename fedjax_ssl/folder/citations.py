@@ -24,7 +24,7 @@ def citations() -> dict[str, list[str]]:
     text = (Path(__file__).parents[1] / CITATIONS_FILE).read_text(encoding="utf-8")
     found: dict[str, list[str]] = {}
     for entry in re.split(r"\n\n(?=@)", text.strip()):
-        # The last field says who uses it; it is ours and not for a bibliography.
+        # The last field has the names that use the entry; it is ours and not for a bibliography.
         body, _, users = entry.rpartition(",\n  keywords = {")
         for user in users.rstrip("}\n").split(", "):
             found.setdefault(user, []).append(f"{body}\n}}")
@@ -34,14 +34,14 @@ def citations() -> dict[str, list[str]]:
 
 
 def entries(names: Iterable[str]) -> list[str]:
-    """Return the entries of these names, each once; a name that no paper stands behind has none."""
+    """Return the entries of these names, each once; a name without a paper has none."""
     known = citations()
     return list(dict.fromkeys(entry for name in names for entry in known.get(name, ())))
 
 
 def used_in(config: Mapping[str, Any]) -> list[str]:
-    """Return the names of what a run uses: the method, its parts and its rules of thresholds, the
-    federated optimizer, the dataset, the wrappers, the sum of uploads and the predictors.
+    """Return the names that a run uses: the method, its parts and threshold rules, the federated
+    optimizer, the dataset, the wrappers, the sum of uploads and the predictors.
 
     Args:
         config: of the run, as stored.

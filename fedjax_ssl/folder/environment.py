@@ -15,7 +15,7 @@ _PACKAGES = ("fedjax_ssl", "jax", "jaxlib", "flax", "optax", "numpy")
 
 
 def versions(packages: Iterable[str] = _PACKAGES) -> dict[str, str]:
-    """Return the versions that decide a run's numbers: Python, the packages, and the commit in a
+    """Return the versions that affect a run's numbers: Python, the packages, and the commit in a
     checkout.
 
     Returns:
@@ -34,8 +34,7 @@ def versions(packages: Iterable[str] = _PACKAGES) -> dict[str, str]:
 
 
 def command() -> str:
-    """Return the command that started this process, or the one that started its workers, as a
-    person would type it.
+    """Return the command that started this process, or the parent of this worker, as typed.
 
     A module of this package is written as `python -m`, an installed program by its name.
     """
@@ -85,7 +84,7 @@ def device_description(used: int | None = None) -> str:
     Args:
         used: devices that share a run's work; None: all that there are.
     """
-    import jax  # not at the top: folders are read without it
+    import jax  # imported here, because folders are read without it
 
     devices = jax.devices()
     if devices[0].platform != "cpu":

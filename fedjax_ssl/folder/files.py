@@ -1,4 +1,4 @@
-"""Writing files whole or not at all, and values as JSON."""
+"""Atomic writing of files, and values as JSON."""
 
 import contextlib
 import errno
@@ -20,7 +20,7 @@ class Closing:
     """A context manager that calls `close` at its end."""
 
     def close(self) -> None:
-        """Give back what is held."""
+        """Release the resources."""
 
     def __enter__(self) -> Self:
         return self
@@ -58,14 +58,14 @@ def write_atomically(
             os.fsync(file.fileno())
         os.replace(temporary, path)
     except (Exception, KeyboardInterrupt):
-        with contextlib.suppress(OSError):  # the first error is the one to hear of
+        with contextlib.suppress(OSError):  # the first error is the one to report
             temporary.unlink(missing_ok=True)
         raise
     _sync_folder(path.parent)
 
 
 def write_output(path: Path, content: str | bytes) -> None:
-    """Write what a command was asked for with --output, and the folders above it.
+    """Write the output of a command for --output, with its parent folders.
 
     Raises:
         UserError: it cannot be written there.
@@ -80,9 +80,7 @@ def write_output(path: Path, content: str | bytes) -> None:
 
 
 def _sync_folder(folder: Path) -> None:
-    """Make a rename durable; file systems that cannot do this for a folder say so and are left
-    alone.
-    """
+    """Make a rename durable; file systems that do not support this for folders are ignored."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -129,13 +127,13 @@ def plain_value(value: Any) -> Any:
 def encode_json(value: Any, *, indent: int | None = None) -> str:
     """Write valid JSON; the non-finite floats become the strings "NaN", "Infinity" and "-Infinity".
 
-    JSON has no such numbers, and null would not tell an overflow from a missing value. Python's
-    float(), NumPy and pandas read these strings as the numbers they stand for.
+    JSON has no such numbers, and null would look like a missing value. Python's float(), NumPy and
+    pandas read these strings as the numbers they stand for.
     """
     text = json.dumps(
         _map_leaves(_name_non_finite, plain_value(value)), indent=indent, allow_nan=False
     )
-    # A list of plain values is a line. Strings hold no raw line break, so that all of these are
+    # A list of plain values is on one line. Strings have no raw line break, so all line breaks are
     # between values.
     return (
         text
@@ -152,7 +150,9 @@ def decode_json(text: str) -> Any:
 
 
 def _map_leaves(change: Callable[[Any], Any], value: Any) -> Any:
-    """Change what is no mapping or list; not `jax.tree.map`, which sorts the names."""
+    """Apply a function to all leaves that are no mapping or list; `jax.tree.map` would sort
+    names.
+    """
     if isinstance(value, dict):
         return {name: _map_leaves(change, item) for name, item in value.items()}
     return (
@@ -189,7 +189,7 @@ def storing(path: Path, safe: Callable[[], str], size: int | None = None) -> Ite
     try:
         yield
     except OSError as error:
-        if error.errno is None:  # a library's, about the content
+        if error.errno is None:  # a library's error about the content
             raise
         file = Path(error.filename or path)
         needed = "" if size is None else f" It takes {bytes_in_words(size)}."
@@ -200,7 +200,7 @@ def storing(path: Path, safe: Callable[[], str], size: int | None = None) -> Ite
 
 
 def _free(error: OSError, path: Path) -> str:
-    """Tell how much the disk has left, and how to go on."""
+    """Return the free space of the disk and advice, in words."""
     if error.errno not in _FULL:
         return ""
     folder = next(one for one in (path, *path.absolute().parents) if one.exists())

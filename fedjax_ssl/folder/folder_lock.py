@@ -15,8 +15,8 @@ import filelock
 from fedjax_ssl.folder.files import Closing
 from fedjax_ssl.gone import gone, without_gone
 
-# Fields of `summary.json` that runs of a seed have in common where they are compared, and how
-# others differ.
+# Fields of `summary.json` that must be equal for runs to be compared by seed, and how others
+# differ.
 COMPARED = {
     "test_fingerprint": "tested on other examples",
     "labels_seen": "with another number of labels",
@@ -38,14 +38,13 @@ class ConfigMismatch(RunFolderError):
 
 
 class FolderMended(UserWarning):
-    """Something in a run folder was missing, damaged or in the way; the message says what became
-    of it.
+    """Something in a run folder was missing, damaged or in the way; the message says what was
+    done.
     """
 
 
 def read_stored(path: Path, build: Callable[[Any], Built]) -> Built | None:
-    """Read a JSON file in the folder of runs and build something of it; None where there is no
-    file.
+    """Read a JSON file in a folder of runs and build an object from it; None if there is no file.
 
     Args:
         path: path of the file.
@@ -65,7 +64,7 @@ def read_stored(path: Path, build: Callable[[Any], Built]) -> Built | None:
 
 
 def an_object(content: Any) -> dict[str, Any]:
-    """Refuse what is no JSON object."""
+    """Refuse anything but a JSON object."""
     if not isinstance(content, dict):
         raise TypeError(f"it holds {type(content).__name__}, no object")
     return content
@@ -90,10 +89,10 @@ def config_differences(
     method = str(old.get("method.name", ""))
     lines = []
     for name in sorted(old.keys() | new.keys()):
-        # An option of a choice that came or went with a version of the package.
+        # An option that appeared or went with a version of the package.
         if old.get(name) is None and new.get(name) is None:
             continue
-        # As text, because 1, 1.0 and True are equal in Python and are three different settings.
+        # As text, because 1, 1.0 and True are equal in Python but different settings.
         before, after = (
             json.dumps(values[name]) if name in values else "-" for values in (old, new)
         )
@@ -130,7 +129,7 @@ class FolderLocked(RuntimeError):
 
 
 class FolderLock(Closing):
-    """Holds a folder for this process until `close`, or until the process ends in whatever way.
+    """Holds a folder for this process until `close`, or until the process ends in any way.
 
     The operating system keeps the lock (on `folder/.lock`) and drops it with the process, so a lock
     left by a killed process needs no clean-up. `.owner` beside it, process and host, serves the
@@ -174,5 +173,5 @@ class FolderLock(Closing):
             owner.write_text(json.dumps(me), encoding="utf-8")
 
     def close(self) -> None:
-        """Give the folder back; a second call does nothing."""
+        """Release the folder; a second call does nothing."""
         self._lock.release()

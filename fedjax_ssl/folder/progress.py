@@ -24,13 +24,13 @@ _SHOWN = (
     ("client updates/s", "client_updates_per_second", "{:,.0f}"),
 )
 COMPILING = "compiling ..."
-_WEAK_DELTA = 1e-3  # above which a bound that holds but for delta is none
-_LISTED_CLIENTS = 10  # by accuracy, at the end of a run
+_WEAK_DELTA = 1e-3  # a delta above this protects too little
+_LISTED_CLIENTS = 10  # most clients listed by accuracy at the end of a run
 
 
 class Console(rich.console.Console):
-    """Rich's console, but a reader that is gone is an error like any other: rich ends the
-    process without a word.
+    """Rich's console, but with an error if the reader is gone: rich would end the process
+    silently.
     """
 
     def on_broken_pipe(self) -> NoReturn:
@@ -41,7 +41,7 @@ class Console(rich.console.Console):
 
 
 def no_protection(delta: float) -> str:
-    """Say that an epsilon at this delta protects nobody; "" where it may."""
+    """Return a warning if epsilon at this delta protects no example or client; otherwise ""."""
     return f"no protection, as delta {delta:.3g} is above 0.001" if delta > _WEAK_DELTA else ""
 
 
@@ -73,7 +73,7 @@ class Progress(Closing):
         """
         self._weak = no_protection(delta)
         stream = sys.stdout if stream is None else stream
-        # Rich would also colour a pipe when FORCE_COLOR is set; lines in a log file stay plain.
+        # Rich would also colour a pipe if FORCE_COLOR is set; lines in a log file must stay plain.
         terminal = stream.isatty()
         self._console = Console(
             file=stream, force_terminal=terminal, force_jupyter=False, highlight=False
@@ -128,7 +128,7 @@ class Progress(Closing):
         done = round - self._task.completed
         self._bar.update(self._task.id, completed=round)
         left = self._task.time_remaining
-        if left is None and done > 0:  # the first block: its row has no compiling in its seconds
+        if left is None and done > 0:  # the first block: its row has no seconds of compiling
             left = row.get("seconds", math.nan) / done * self._task.remaining
         if left is not None and left > 0:
             values["left"] = f"{timedelta(seconds=math.ceil(left))} left"
@@ -180,7 +180,7 @@ class Progress(Closing):
             self._line(f"  ... {len(ranked) - len(shown):,} more in {file}")
 
     def close(self) -> None:
-        """Take the bar off the terminal; a second call does nothing."""
+        """Remove the bar from the terminal; a second call does nothing."""
         self._bar.stop()
 
     def _line(self, text: str | Text) -> None:
@@ -193,7 +193,7 @@ class Progress(Closing):
 
 
 def _pace(rate: float) -> str:
-    """Write a rate; below one a second, how long one takes."""
+    """Write a rate; below one per second, the time of one."""
     return f"{rate:,.0f} per second" if rate >= 1 else f"one in {1 / rate:,.1f} s"
 
 
@@ -211,7 +211,7 @@ def _summary_lines(summary: Mapping[str, Any]) -> dict[str, str]:
         "examples": (summary.get("examples_per_second"), "{:,.0f} per second".format),
     }
     shown = {name: form(value) for name, (value, form) in lines.items() if value is not None}
-    # Clients that train alone have no model for a client that was never seen.
+    # Clients that train alone have no model for a new client.
     known = summary.get("test_client_accuracy_spread")
     if known is not None and not math.isnan(known):
         mean, worst, spread = (
@@ -254,7 +254,7 @@ def _summary_lines(summary: Mapping[str, Any]) -> dict[str, str]:
         ("sent down", "bytes_down"),
         ("peak memory", "peak_memory_bytes"),
     ):
-        # Where nothing was trained, that nothing was sent says nothing.
+        # If nothing was trained, it is obvious that nothing was sent.
         if summary.get(field) is not None and (summary[field] or summary.get("train_seconds")):
             shown[name] = bytes_in_words(summary[field])
     if summary.get("lost_clients") is not None:
@@ -263,7 +263,7 @@ def _summary_lines(summary: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _prediction_lines(predictions: Sequence[Mapping[str, Any]]) -> dict[str, str]:
-    """Return a line per way of predicting: the share of the new examples that it labels rightly."""
+    """Return a line per prediction: the share of correct labels among the new examples."""
     lines = {}
     for row in predictions:
         parts = [f"{row['seconds']:,.1f} s"]

@@ -1,6 +1,4 @@
-"""Going on with a run that is there: whether its folder's config allows it, and whether it may
-get longer.
-"""
+"""Resuming a run: whether its folder's config allows it, and whether the run may get longer."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -48,7 +46,7 @@ def other_start(stored: Mapping[str, Any], now: Mapping[str, Any]) -> str:
 
 
 def changed_code(stored: Mapping[str, Any], now: Mapping[str, str]) -> list[str]:
-    """Return the modules of the user's own whose text is not that of then."""
+    """Return the user's own modules whose text has changed."""
     then = stored.get("code", {})
     return [name for name, digest in now.items() if then.get(name, digest) != digest]
 
@@ -58,9 +56,9 @@ def why_not_longer(
     changes: Mapping[str, tuple[Any, Any]],
     checkpoints: Sequence[int],
 ) -> str:
-    """Say why a run cannot go on under a config whose lengths have changed; empty where it can.
+    """Return why a run cannot go on with changed lengths; "" if it can.
 
-    Then it ends as a run does that was so long from the beginning.
+    Then it ends like a run with this length from the start.
 
     Args:
         config: resolved, as it is now.
@@ -96,12 +94,12 @@ def why_not_longer(
 
 
 def restorable(checkpoints: Sequence[int], eval_every: int) -> int:
-    """Give the last round from which a longer run can go on; 0: from the start."""
+    """Return the last round from which a longer run can go on; 0: the start."""
     return max((round for round in checkpoints if round % eval_every == 0), default=0)
 
 
 def _over_all_rounds(config: ml_collections.ConfigDict) -> Iterator[tuple[str, Any]]:
-    """Find lengths that are not given, so that they are those of the run.
+    """Find lengths that are not given, so that they equal the run's.
 
     In a method these are fields NAME_rounds and NAME_steps where its field NAME chooses something.
     """

@@ -1,4 +1,5 @@
-"""Rows of a run on disk as they come: metrics.jsonl and metrics.csv, and client_accuracy.csv.
+"""Rows of a run on disk, as they are produced: metrics.jsonl and metrics.csv, and
+client_accuracy.csv.
 
 metrics.jsonl           record: a line of JSON per evaluated round, no round twice
 metrics.csv             the same for spreadsheets, derived from it
@@ -37,7 +38,7 @@ class MetricLog:
     """
 
     def __init__(self, workdir: str | os.PathLike):
-        """Open the log and read what is there.
+        """Open the log and read existing rows.
 
         A last line without its end, as a killed process leaves it, is dropped from the file.
 
@@ -49,7 +50,7 @@ class MetricLog:
         """
         self._jsonl = Path(workdir) / "metrics.jsonl"
         self._csv = Path(workdir) / "metrics.csv"
-        # Rows as the file has them: a quarter of the memory that they would take as mappings.
+        # Rows as in the file: a quarter of the memory of mappings.
         self._lines: dict[int, bytes] = {}  # by round, in increasing order
         self._columns: dict[str, None] = {}
         self._digest = hashlib.sha256()
@@ -170,8 +171,8 @@ class ClientLog:
         self._header = ""
         if not self.path.exists():
             return
-        # A table that is damaged may hold anything; its cells are not read, but carried on. A last
-        # line without its end is what a killed process leaves.
+        # A damaged table may have any content; its cells are copied without reading. A last line
+        # without its end comes from a killed process.
         header, *lines = self.path.read_text(encoding="utf-8", errors="replace").split("\n")[
             :-1
         ] or [""]

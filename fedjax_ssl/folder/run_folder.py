@@ -1,4 +1,4 @@
-"""The folder of one run: its config and lock, and all that the run reads and writes there."""
+"""The folder of one run: its config and lock, and all files that the run reads and writes there."""
 
 import contextlib
 import json
@@ -88,10 +88,10 @@ class RunFolder(Closing):
         self._best = Checkpoints(self.path, folder="best")
         self._log: MetricLog | None = None
         self._clients: ClientLog | None = None
-        self._round = 0  # restored
-        self._other_text = False  # whether another config is stored than this one
-        self._longer_from: int | None = None  # the last round that a longer run goes on from
-        # the best model, not yet written
+        self._round = 0  # restored round
+        self._other_text = False  # whether another config is stored
+        self._longer_from: int | None = None  # last round from which a longer run goes on
+        # The best model, not yet written.
         self._held: tuple[int, dict[str, np.ndarray], dict[str, str]] | None = None
         try:
             self._text = encode_json(config, indent=2) + "\n"
@@ -130,7 +130,7 @@ class RunFolder(Closing):
         self._open = True
 
     def _results(self) -> list[str]:
-        """List results of an earlier start; one that failed before its first row leaves none."""
+        """List results of an earlier start; a start that failed before its first row has none."""
         kept = (self.metrics_jsonl, self.checkpoint_folder, self.summary_file)
         return [item.name for item in kept if item.exists()]
 
@@ -248,7 +248,7 @@ class RunFolder(Closing):
             try:
                 self._log = MetricLog(self.path)
             except RunFolderError as error:
-                if found:  # these are the only rows
+                if found:  # no other rows exist
                     raise
                 self._mended(f"{error} Done: it starts anew")
                 file.unlink()
@@ -273,18 +273,18 @@ class RunFolder(Closing):
         return found
 
     def restore_best(self, template: Any) -> tuple[int, Any, dict[str, Any]] | None:
-        """Load the checkpoint of the best model by validation; None where there is none."""
+        """Load the checkpoint of the best model by validation; None if there is none."""
         return None if self._best.latest() is None else self._best.restore(template)
 
     def temperature(self) -> dict[str, Any] | None:
-        """Return the temperature that an earlier start left in model.json; None where there is
+        """Return the temperature that an earlier start stored in model.json; None if there is
         none.
         """
         return self._facts().get("temperature")
 
     def _facts(self) -> dict[str, Any]:
-        """Read what an earlier start left in model.json; nothing where it left none that can be
-        read.
+        """Read the facts that an earlier start stored in model.json; empty if there are none that
+        can be read.
         """
         with contextlib.suppress(OSError, ValueError):
             found = json.loads((self.path / "model.json").read_text(encoding="utf-8"))
@@ -293,7 +293,7 @@ class RunFolder(Closing):
 
     def save(self, round: int, state: Any, extra: Mapping[str, Any]) -> None:
         """Save a checkpoint, see `Checkpoints.save`."""
-        if self._held is not None:  # first: a run that goes on from here must find it
+        if self._held is not None:  # first, because a run that goes on from here needs it
             with self._storing(self.path / "best", tree_bytes(state)):
                 self._best.write(*self._held)
             self._held = None
@@ -301,12 +301,10 @@ class RunFolder(Closing):
             self._checkpoints.save(round, state, {**extra, "rows": self._open_log().digest})
 
     def keep_best(self, round: int, state: Any) -> None:
-        """Keep the best model by validation so far in memory; the next checkpoint writes it,
-        too.
-        """
-        self._held = None  # its memory first
+        """Keep the best model by validation so far in memory; the next checkpoint writes it too."""
+        self._held = None  # free its memory first
         arrays, keys = to_arrays(state)
-        # state is overwritten
+        # copied, because the state is overwritten
         self._held = round, {name: np.array(values) for name, values in arrays.items()}, keys
 
     def save_clients(self, round: int, models: Any) -> None:
@@ -340,8 +338,8 @@ class RunFolder(Closing):
             write_atomically(path, content)
 
     def store_code(self, texts: Mapping[str, str]) -> None:
-        """Store copies of the user's own code; copies that earlier rounds were trained with move
-        to a folder of their own.
+        """Store copies of the user's own code; copies from earlier rounds move to a separate
+        folder.
 
         Args:
             texts: by file.
@@ -358,9 +356,7 @@ class RunFolder(Closing):
             self.write(f"{CODE_FOLDER}/{name}", text)
 
     def summary(self) -> dict[str, Any] | None:
-        """Return the summary of a run that was completed before; None if there is none, or none
-        of this run.
-        """
+        """Return the summary of a completed run; None if there is none, or none of this run."""
         file = self.summary_file
         if not file.exists():
             return None
@@ -405,8 +401,8 @@ class RunFolder(Closing):
         return self._log
 
     def close(self) -> None:
-        """Give the lock back; a second call does nothing. A start that came to nothing leaves
-        nothing.
+        """Release the lock; a second call does nothing. A start without results leaves no
+        folder.
         """
         if self._open and not self._results():
             if self.path in self._made:  # so that all in it is of this start
@@ -427,7 +423,7 @@ class RunFolder(Closing):
         self._lock.close()
 
     def _remove_what_was_made(self) -> None:
-        """Take the folders away that this start made, as far as they are empty."""
+        """Remove the empty folders that this start made."""
         for folder in self._made:
             with contextlib.suppress(OSError):
                 folder.rmdir()

@@ -1,4 +1,4 @@
-"""Reading the folders that runs left behind, whatever state they are in."""
+"""Reading run folders in any state."""
 
 import csv
 import json
@@ -13,7 +13,7 @@ from fedjax_ssl.folder.files import decode_json
 from fedjax_ssl.folder.folder_lock import RunFolderError, flat_config
 from fedjax_ssl.gone import without_gone
 
-_MARKS = ("config.json", "metrics.jsonl", "summary.json")  # one of them makes a folder a candidate
+_MARKS = ("config.json", "metrics.jsonl", "summary.json")  # any of these makes a folder a candidate
 _NUMBER = re.compile(r"(\d+(?:\.\d+)?)")
 Named = TypeVar("Named")
 _ACCURACY = "_accuracy"
@@ -47,13 +47,13 @@ class StoredRun(NamedTuple):
 
     @property
     def finished(self) -> bool:
-        """Whether it came to its end, diverged or not."""
+        """Whether it ended, diverged or not."""
         return bool(self.config) and self.summary is not None
 
     @property
     def state(self) -> str:
-        """In words: "finished", "diverged, from round 12 on", "unfinished, round 20 of 60", what
-        `ended` says ...
+        """State in words: "finished", "diverged, from round 12 on", "unfinished, round 20 of 60",
+        or `ended`.
         """
         if not self.config:
             return "no run"
@@ -71,8 +71,8 @@ def read_run(folder: str | os.PathLike) -> StoredRun:
     """Read a run folder. A run that goes on meanwhile may be read: its files are never half
     written, but for a line.
 
-    What is missing, damaged or of another program is left out and named in `problems`; nothing is
-    raised for it and nothing is written. That a run is not finished yet is no problem.
+    Missing, damaged and foreign content is left out and named in `problems`, without an error, and
+    nothing is written. An unfinished run is no problem.
 
     Args:
         folder: any folder.
@@ -101,7 +101,7 @@ def read_run(folder: str | os.PathLike) -> StoredRun:
 
 
 def read_object(path: Path) -> dict[str, Any] | None:
-    """Read a JSON file of a run folder, such as `summary.json`; None where there is none.
+    """Read a JSON file of a run folder, such as `summary.json`; None if there is none.
 
     Raises:
         ValueError: it is damaged.
@@ -117,7 +117,7 @@ def on_other_data(
     `config.data`.
 
     Args:
-        runs: (what the run is called, config, summary or None).
+        runs: (name of the run, config, summary or None).
         alike: dotted names of fields that do not tell experiments apart.
     """
     found = []
@@ -131,13 +131,13 @@ def on_other_data(
 
 
 def only_class(summary: Mapping[str, Any]) -> str | None:
-    """Name the class that a finished run predicts for all its test examples of several classes;
-    None where there is none.
+    """Return the class that a finished run predicts for all its test examples of several classes;
+    None if there is none.
     """
     scores = summary.get("scores")
     if not isinstance(scores, dict) or sum(map(bool, scores.get("support", ()))) < 2:
         return None
-    # precision says nothing of a class that is never predicted
+    # The precision of a class that is never predicted is undefined.
     places = [place for place, one in enumerate(scores.get("precision", ())) if one is not None]
     return scores["classes"][places[0]] if len(places) == 1 else None
 
@@ -182,7 +182,7 @@ def _search(folder: Path, seen: set[str]) -> Iterator[Path]:
     try:
         with os.scandir(folder) as entries:
             items = list(entries)
-    except OSError:  # not ours to read
+    except OSError:  # no permission to read
         return
     if any(item.name in _MARKS for item in items):
         yield folder
@@ -196,7 +196,7 @@ def natural_order(text: str) -> tuple[list[tuple[float, str]], str]:
     """Return a sort key by which "run_2" comes before "run_10", and "rate_0.03" before
     "rate_0.3".
     """
-    first, *rest = _NUMBER.split(text)  # text and numbers in turn
+    first, *rest = _NUMBER.split(text)  # text and numbers alternate
     pairs = zip(map(float, rest[::2]), rest[1::2], strict=True)
     return [(0.0, first), *pairs], text
 
@@ -211,9 +211,7 @@ def _is_of_a_run(config: Mapping[str, Any]) -> bool:
 
 
 def _read(path: Path, problems: list[str], parse: Callable[[str], Any]) -> Any:
-    """Parse a file; None where there is none, or where it cannot be read, which `problems` then
-    tells.
-    """
+    """Parse a file; None if it is missing or cannot be read, which is added to `problems`."""
     try:
         return parse(path.read_text(encoding="utf-8", errors="replace"))
     except FileNotFoundError:
@@ -252,8 +250,8 @@ def _read_lines(path: Path, problems: list[str]) -> list[dict[str, Any]]:
 
 
 def _last_evaluation(text: str) -> dict[str, dict[str, float]]:
-    """Take the last whole row of `client_accuracy.csv`: a row per evaluation, a column per
-    client behind "round".
+    """Return the last whole row of `client_accuracy.csv`: a row per evaluation, and a column per
+    client after "round".
     """
     lines = text.split("\n")[:-1]
     if len(lines) < 2:
@@ -264,7 +262,7 @@ def _last_evaluation(text: str) -> dict[str, dict[str, float]]:
 
 
 def _by_predictor(text: str) -> dict[str, dict[str, float]]:
-    """Take the accuracies of `predictions_by_client.csv`: a line per client, a column per
+    """Return the accuracies of `predictions_by_client.csv`: a line per client, a column per
     predictor.
     """
     found: dict[str, dict[str, float]] = {}

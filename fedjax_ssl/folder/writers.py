@@ -1,7 +1,6 @@
 """Metric rows for viewers: TensorBoard and Weights & Biases, both optional.
 
-The record of a run is its folder. A viewer that fails on the way is left out with a note, and the
-run goes on.
+The record of a run is its folder. A viewer that fails is left out with a note, and the run goes on.
 """
 
 import importlib
@@ -27,7 +26,7 @@ class WriterSettings(NamedTuple):
 
     writers: tuple[str, ...] = ()
     project: str = "fedjax_ssl"
-    offline: bool = False  # nothing leaves the machine: the records lie in the run folder
+    offline: bool = False  # nothing leaves the machine: records are in the run folder
 
 
 class WriterFailed(UserWarning):
@@ -37,9 +36,10 @@ class WriterFailed(UserWarning):
 class Writer(NamedTuple):
     """An open record of a viewer."""
 
-    write: Callable[[dict[str, float], int], object]  # takes the numbers of a row, and its round
-    finish: Callable[[dict[str, float]], object]  # takes those of the summary
-    close: Callable[[bool], object]  # is told whether the run is complete
+    write: Callable[[dict[str, float], int], object]
+    # ^ called with the numbers of a row, and its round
+    finish: Callable[[dict[str, float]], object]  # called with the numbers of the summary
+    close: Callable[[bool], object]  # called with whether the run is complete
 
 
 def _tensorboard(
@@ -49,7 +49,7 @@ def _tensorboard(
     hidden.
     """
     purge = resume_round + 1 if resume_round else None
-    # Files are named by the second: those of a quick restart would replace the ones before.
+    # Files are named by the second: those of a quick restart would replace earlier ones.
     writer = module.SummaryWriter(
         str(workdir / "tensorboard"), purge_step=purge, filename_suffix=f".{resume_round}"
     )
@@ -62,7 +62,7 @@ def _tensorboard(
         name: value if isinstance(value, bool | int | float | str) else json.dumps(value)
         for name, value in flat_config(config).items()
     }
-    # A name of its own: by default it is the time, so that a second ending would be a second line.
+    # A fixed name: by default it is the time, so a second end would add a second line.
     return Writer(
         write,
         lambda values: writer.add_hparams(settings, values, name="hparams"),
@@ -119,7 +119,7 @@ class Writers(Closing):
         for name, writer in list(self._open.items()):
             try:
                 action(writer)
-            # whatever a library or a network comes up with: the run matters more
+            # Any error of a library or network: the run matters more.
             except Exception as error:
                 del self._open[name]
                 text = (
@@ -145,7 +145,7 @@ def open_writers(
     """Open the viewers' records that a config names.
 
     Args:
-        settings: which, and where.
+        settings: viewers and their places.
         workdir: the run folder.
         config: the run's config.
         resume_round: round of the restored checkpoint, 0 at a first start.
@@ -175,8 +175,8 @@ def open_writers(
 
 
 def _numbers(row: Mapping[str, Any]) -> dict[str, int | float]:
-    """Return the columns that are finite numbers, without the round; viewers draw no others, and
-    some complain of them.
+    """Return the columns that are finite numbers, without the round, because viewers draw no others
+    and some complain.
     """
     found = {}
     for name, value in row.items():
@@ -191,7 +191,7 @@ def _numbers(row: Mapping[str, Any]) -> dict[str, int | float]:
 
 
 def _kept(path: Path, make: Callable[[], str]) -> str:
-    """Read the file, which is made at the first call."""
+    """Read the file, which is made on the first call."""
     if not path.exists():
         write_atomically(path, make())
     return path.read_text(encoding="utf-8")

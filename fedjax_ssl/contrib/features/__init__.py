@@ -1,1 +1,1 @@
-"""Contributed ways with features of an encoder that is not trained, a file each."""
+"""Contributed uses of an untrained encoder's features, one file each."""

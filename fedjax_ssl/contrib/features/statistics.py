@@ -1,9 +1,9 @@
-"""One-shot classifiers of sums that clients send once: class means, and a linear head.
+"""One-shot classifiers from sums that clients send once: class means, and a linear head.
 
 A client sends, of its labelled training examples, the number and the sum of the features of each
 class; for the linear head also the matrix of all products of two features. For class means,
-features are scaled to length 1 before. The server adds the sums up and solves; nothing is trained.
-One number is sent for each, in single precision.
+features are first scaled to length 1. The server adds the sums up and solves; nothing is trained.
+Every number is sent in single precision.
 
 References:
     Nearest class mean: Mensink et al., Distance-based image classification, TPAMI 2013, with the
@@ -37,7 +37,7 @@ class Statistics(NamedTuple):
 def of_client(
     features: Float[np.ndarray, "n d"], labels: Int[np.ndarray, " n"], num_classes: int
 ) -> Statistics:
-    """Sum up the labelled examples of one client.
+    """Return the sums over one client's labelled examples.
 
     Example:
         >>> import numpy as np
@@ -55,7 +55,7 @@ def of_clients(
     """Add up what the clients send, one after another.
 
     Args:
-        points: of the graphs; their training examples with a label count.
+        points: points of the graphs; training examples with a label count.
         features: of all points.
         num_classes: K.
 
@@ -80,8 +80,8 @@ def by_means(
     """Score classes by minus half the squared distance to their mean; -inf without a label.
 
     Args:
-        statistics: of all clients.
-        features: to be labelled.
+        statistics: sums over all clients.
+        features: features of the examples to label.
     """
     means = statistics.sums / np.maximum(statistics.counts, 1)[:, None]
     scores = features @ means.T - np.sum(means**2, axis=1) / 2
@@ -91,17 +91,19 @@ def by_means(
 def by_ridge(
     statistics: Statistics, features: Float[np.ndarray, "t d"], ridge: float
 ) -> Float[np.ndarray, "t K"]:
-    """Score classes by ridge regression of one-vs-all targets, 1 for the class and 0 else.
+    """Return scores of classes by ridge regression of one-vs-all targets, 1 for the class and 0
+    otherwise.
 
     Args:
-        statistics: of all clients.
-        features: to be labelled; their mean over the training examples should be near 0.
+        statistics: sums over all clients.
+        features: features of the examples to label; the mean over the training examples should be
+            near 0.
         ridge: weight of the squared coefficients, in units of the mean variance of a feature times
             the number of labels.
     """
     width = features.shape[1]
     number = statistics.counts.sum()
-    # The constant is a feature that is not shrunk: all are taken relative to their mean.
+    # The constant feature is not shrunk: all features are centred instead.
     mean = statistics.sums.sum(axis=0) / number
     spread = statistics.products - number * np.outer(mean, mean)
     with_target = statistics.sums - np.outer(statistics.counts, mean)
@@ -120,7 +122,7 @@ def class_means(
         data: the federation.
         points: from `points_of`.
         embed: raw inputs [m, ...] -> features [m, d].
-        ridge: of another predictor.
+        ridge: not used.
 
     Returns:
         The predictions, whose confidence is that of graphs, of a softmax of the scores; and the

@@ -1,5 +1,5 @@
-"""Rows of a classifier as proxies of the classes: contrast with the classes that an example may be
-of, and tuning by the rows of many clients (ProxyFL).
+"""Rows of a classifier as proxies of classes: contrast with an example's possible classes, and
+tuning by the rows of many clients (ProxyFL).
 """
 
 from functools import partial
@@ -11,12 +11,12 @@ from jaxtyping import Array, Bool, Float, Int, Key
 
 from fedjax_ssl.objectives import at_least_float32, most_negative
 
-SIMILAR = 1e-6  # rows that are less similar are nobody's negatives
-_SHORTEST = 1e-12  # vectors that are shorter are not divided by their length
+SIMILAR = 1e-6  # rows with less similarity are not negatives
+_SHORTEST = 1e-12  # shorter vectors are not divided by their length
 
 
 class Candidates(NamedTuple):
-    """Classes that examples may be of, without gradient."""
+    """Possible classes of examples, without gradient."""
 
     sets: Bool[Array, "n K"]
     weights: Float[Array, "n K"]
@@ -29,7 +29,7 @@ class Tuning(NamedTuple):
     epochs: int  # passes over the rows of all clients; 0: none
     rate: float | Array = 0.005  # learning rate of plain SGD
     batch_size: int = 4
-    cap: float | Array = 100.0  # the most that the margin may be
+    cap: float | Array = 100.0  # upper bound of the margin
 
 
 def candidate_classes(
@@ -37,12 +37,12 @@ def candidate_classes(
     prior: Float[Array, " K"],
     confident: Bool[Array, " n"],
 ) -> Candidates:
-    """Return the likeliest class of confident rows, and the classes above their prior of others.
+    """Return the likeliest class for confident rows, and all classes above their prior for others.
 
     Args:
-        probabilities: q, of the classes.
-        prior: a row may be of the classes with q > prior.
-        confident: rows that are of one class.
+        probabilities: q, class probabilities.
+        prior: classes with q > prior are possible.
+        confident: mask of confident rows.
 
     Example:
         >>> q = jnp.array([[0.45, 0.30, 0.25]])
@@ -70,8 +70,8 @@ def proxy_contrast(
     """Return -s_i + log(e^(s_i) + sum_j e^(z_i z_j)) of every row i.
 
     z are the features and w the proxies, both of unit length; s_i = z_i sum_c weight_ic w_c; j are
-    the rows with no candidate of i among theirs, and z_i z_j >= `SIMILAR`. A row without a
-    candidate has the loss 0 and is nobody's negative, as are rows outside of the mask.
+    rows that share no candidate with i, with z_i z_j >= `SIMILAR`. A row without a candidate has
+    loss 0 and is no negative, like rows outside of the mask.
 
     Args:
         features: a row per view.
@@ -94,7 +94,7 @@ def proxy_contrast(
     some = mask & jnp.any(candidates.sets, axis=1)
     negative = (highest(sets, sets.T) == 0) & some[None, :] & (similarity >= SIMILAR)
     others = jnp.where(negative, similarity, most_negative(similarity))
-    # the positive is always finite, so that no row is without an entry
+    # The positive is always finite, so every row has an entry.
     logits = jnp.concatenate([positive[:, None], others], axis=1)
     losses = jax.nn.logsumexp(logits, axis=1) - positive
     return jnp.where(some, losses, 0.0)
@@ -105,7 +105,7 @@ def _unit(rows: Float[Array, "n d"]) -> Float[Array, "n d"]:
 
 
 def _root(squares: Array) -> Array:
-    """Return the root, whose slope at 0 is taken as 0."""
+    """Return the square root, with gradient 0 at 0."""
     some = squares > 0
     return jnp.where(some, jnp.sqrt(jnp.where(some, squares, 1.0)), 0.0)
 
@@ -134,7 +134,7 @@ def tuning_loss(
     D_c' is the distance of the client's row of c to the proxy of c'.
 
     Args:
-        proxies: that are tuned.
+        proxies: proxies to tune.
         uploads: the clients' rows.
         pairs: k K + c.
         mask: pairs that count.
@@ -158,17 +158,17 @@ def tuned_proxies(
     clients: Int[Array, " p"],
     how: Tuning,
 ) -> Float[Array, "K d"]:
-    """Tune averaged proxies by SGD on the proxies of clients, each once in an epoch.
+    """Tune averaged proxies by SGD on the proxies of clients, each used once in an epoch.
 
-    The margin is that of the averaged ones. Pairs come in a fresh order in every epoch; the last
+    The margin is that of the averaged proxies. Pairs have a new order in every epoch; the last
     batch may be smaller.
 
     Args:
-        key: of the orders.
-        averaged: where tuning starts.
+        key: random key of the orders.
+        averaged: start of the tuning.
         uploads: the clients' proxies.
         counts: clients that count; without any, nothing moves.
-        clients: their numbers, which decide where their rows come in an order.
+        clients: client ids, which decide the places of their rows in an order.
         how: epochs, rate, batches, margin.
     """
     start = at_least_float32(averaged)
@@ -181,7 +181,7 @@ def tuned_proxies(
     def order(number: Int[Array, ""]) -> Int[Array, "s b"]:
         keys = jax.vmap(partial(jax.random.fold_in, jax.random.fold_in(key, number)))(clients)
         drawn = jax.vmap(lambda own: jax.random.bits(own, uploads.shape[1:2]))(keys)
-        # pairs that do not count come last, so that batches are full as long as they can be
+        # Pairs that do not count come last, so that batches are full as long as possible.
         placed = jnp.lexsort((drawn.reshape(-1), ~there)).astype(jnp.int32)
         return jnp.pad(placed, (0, -num_pairs % size), constant_values=-1).reshape(-1, size)
 
@@ -200,8 +200,8 @@ def tuned_proxies(
 def pooled_prior(
     prior: Float[Array, " K"], counts: Float[Array, "p K"], decay: float | Array
 ) -> Float[Array, " K"]:
-    """Return decay prior + (1 - decay) share of each class in all counts; the prior itself where
-    nothing was counted.
+    """Return decay prior + (1 - decay) share of each class in all counts; the prior itself if all
+    counts are 0.
 
     Example:
         >>> counts = jnp.array([[30.0, 10.0, 0.0], [5.0, 5.0, 50.0]])

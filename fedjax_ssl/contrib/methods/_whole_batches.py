@@ -1,4 +1,4 @@
-"""A round of SAGE and ProxyFL, in which every client has a few labels: steps and weights."""
+"""Local steps and weights of SAGE and ProxyFL, in which every client has a few labels."""
 
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
@@ -10,7 +10,7 @@ RECOMMENDED = {
         "rounds": 80,
         "optimizer.learning_rate": 0.1,
         "optimizer.batch_size": 16,
-        # ten steps: with fifty, clients believe their own mistakes
+        # ten steps: with fifty, clients confirm their own mistakes
         "optimizer.local_epochs": 1,
         "optimizer.momentum": 0.9,
         "optimizer.weight_decay": 1e-4,
@@ -21,8 +21,8 @@ RECOMMENDED = {
 def whole_batches(
     setup: Setup, terms: tuple[Term, ...], unlabelled_ratio: int, labelled_copies: float | Array
 ) -> Stage:
-    """Return a stage whose local epoch has as many steps as whole batches of labelled examples fit
-    into all examples of a client; one with fewer takes none.
+    """Return a stage whose local epoch has one step for each whole batch of labelled examples that
+    fits into all examples of a client; a client with fewer examples takes no step.
 
     Args:
         setup: the run.
@@ -57,8 +57,8 @@ def steps_per_epoch(setup: Setup, client: Client) -> Int[Array, ""]:
 
 
 def client_weight(client: Client, labelled_copies: float | Array) -> Float[Array, ""]:
-    """|S| labelled_copies + |U|, where U are all examples of the client, the labelled ones S
-    among them.
+    """Return |S| labelled_copies + |U|, where U are all examples of the client, including the
+    labelled ones S.
     """
     dtype = jnp.result_type(float)
     return labelled_copies * client.num_labelled.astype(dtype) + client.num_examples.astype(dtype)

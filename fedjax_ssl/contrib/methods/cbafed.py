@@ -19,7 +19,8 @@ receives:
 
        T_c = min(s_c + 0.84 - std s, 0.95),    tail classes: s_c < 0.03.
 
-Written after the authors' code, as the text of the paper was not at hand (docs/methods/others.md).
+Written after the authors' code, because the text of the paper was not available
+(docs/methods/others.md).
 
 References:
     Li, Li, Wang, Class balanced adaptive pseudo labeling for federated semi-supervised learning,
@@ -93,9 +94,9 @@ RECOMMENDED = {
     }
 }
 
-TAIL_SHARE = 0.03  # a class with less is a tail class
-RESIDUAL_EPOCHS = 5  # between two local residuals
-RESIDUAL_ROUNDS = 5  # between two global residuals
+TAIL_SHARE = 0.03  # a class with a smaller share is a tail class
+RESIDUAL_EPOCHS = 5  # epochs between two local residuals
+RESIDUAL_ROUNDS = 5  # rounds between two global residuals
 # Learning rate of clients without labels, as a factor of the run's; 0.02 of 0.03 in the authors'
 # code.
 UNLABELLED_RATE = 2 / 3
@@ -104,7 +105,7 @@ RESIDUAL = "global residual"  # entry of the term's state: the model of the last
 
 
 class Thresholds(NamedTuple):
-    """Thresholds of the largest class probability, and which classes have few examples."""
+    """Thresholds of the largest class probability, and the mask of classes with few examples."""
 
     lowest: Float[Array, " K"]
     tail: Bool[Array, " K"]
@@ -192,7 +193,7 @@ def _weight(settings: CBAFed, client: Client, uploads: dict[str, PyTree]) -> Flo
 
 
 def _epochs(setup: Setup) -> Sampler:
-    """Return a sampler of the local epochs: all of the run's over a client's labels, or one over
+    """Return a sampler of the local epochs: the run's number over a client's labels, or one over
     the examples it kept.
     """
     epochs = setup.local_epochs
@@ -222,7 +223,7 @@ def _learned_term(setup: Setup) -> Term:
 
 
 def class_thresholds(counts: Float[Array, " K"], settings: CBAFed) -> Thresholds:
-    """Work out the thresholds of the classes (step 4).
+    """Return the thresholds of the classes (step 4).
 
     Args:
         counts: a, examples of every class; without any, all classes count the same and are tail
@@ -238,7 +239,7 @@ def class_thresholds(counts: Float[Array, " K"], settings: CBAFed) -> Thresholds
 def choose_by_class(
     probabilities: Float[Array, "... K"], thresholds: Thresholds, tail_second: bool
 ) -> tuple[Int[Array, "..."], Bool[Array, "..."]]:
-    """Return the label of every example, and whether it is kept (step 2)."""
+    """Return the label of every example, and the mask of kept ones (step 2)."""
     first = jnp.argmax(probabilities, axis=-1).astype(jnp.int32)
     largest = jnp.max(probabilities, axis=-1)
     sure = ~(largest <= thresholds.lowest[first])
@@ -294,8 +295,8 @@ def _labelling_term(setup: Setup, settings: CBAFed) -> Term:
 
 
 def _labelled_counts(setup: Setup, context: RoundContext) -> Float[Array, " K"]:
-    """Count the labelled examples of every class at all clients, without those with a value that is
-    not finite.
+    """Count the labelled examples of every class at all clients, without examples that have a value
+    that is not finite.
     """
     clients = context.all_clients
     sound = jnp.all(jnp.isfinite(context.inputs), axis=tuple(range(1, context.inputs.ndim)))
@@ -333,8 +334,8 @@ def with_local_residual(batch_size: int, settings: CBAFed) -> AtClient:
 
 
 def _blend(due: Bool[Array, ""], share: float | Array, old: Any, new: Any) -> Any:
-    """Return a share of the old values plus the rest of the new ones if it is due, else the new
-    ones.
+    """Return a share of the old values plus the rest of the new ones if it is due, otherwise the
+    new ones.
     """
     return jax.tree.map(lambda x, y: jnp.where(due, share * x + (1.0 - share) * y, y), old, new)
 

@@ -1,5 +1,5 @@
-"""(FL)^2: SemiFL without mixtures, with thresholds of every client's own and predictions that hold
-in flat minima.
+"""(FL)^2: SemiFL without mixtures, with thresholds for every client and predictions that hold in
+flat minima.
 
 The server has a few labelled examples, the clients have none. A round, with f_W the network that a
 client receives, a the weak and A the strong augmentation:
@@ -67,7 +67,7 @@ from fedjax_ssl.methods.parts.terms import examples_mask
 from fedjax_ssl.models import Outputs
 from fedjax_ssl.objectives import batch_cross_entropy, divergence_from, sharpness_ascent
 
-# Clients and server go on with the momentum of their last round.
+# Clients and server keep the momentum of their last round.
 RECOMMENDED = {"fl2": {"server": {**AT_SERVER, "optimizer.keep_state": True}}}
 
 # lowest weight of a client in the average; if all are certain, they count the same
@@ -171,13 +171,13 @@ def client_thresholds(
     """Return tau_k, and the thresholds of client k for every class (step 1).
 
     Args:
-        probabilities: probabilities of the classes.
-        real: which examples are no padding.
+        probabilities: class probabilities.
+        real: mask of real examples.
     """
     counted = real[:, :, None]
     size = jnp.maximum(jnp.sum(real, axis=1, dtype=probabilities.dtype), 1.0)
     largest = jnp.where(real, jnp.max(probabilities, axis=2), 0.0)
-    # A mean may round above the values that it is of; the surest example has to stay.
+    # A mean may round above its values, but the most confident example must stay.
     tau = jnp.minimum(jnp.sum(largest, axis=1) / size, jnp.max(largest, axis=1))
     shares = jnp.sum(jnp.where(counted, probabilities, 0.0), axis=1) / size[:, None]
     most = jnp.max(shares, axis=1, keepdims=True)
@@ -187,8 +187,8 @@ def client_thresholds(
 def at_own_thresholds(
     state: PyTree, context: RoundContext, probabilities: Float[Array, "p n K"]
 ) -> Choice:
-    """Return the set A of every client; all of its examples if one is not finite, so that the
-    client is dropped.
+    """Return the set A of every client; if one value is not finite, all of its examples, so that
+    the client is dropped.
     """
     _, thresholds = client_thresholds(probabilities, examples_mask(context.clients))
     labels = jnp.argmax(probabilities, axis=2).astype(jnp.int32)
@@ -233,7 +233,7 @@ def perturbed_step(
             losses = at.evaluate(w, (*at.terms, probe))
             return (losses.total(at.terms), losses.terms[probe.name]), losses
 
-        # One forward pass, from which two gradients are pulled back.
+        # One forward pass, from which two gradients are computed.
         (loss, height), pull_back, losses = jax.vjp(before, at.weights, has_aux=True)
         (plain,) = pull_back((jnp.ones_like(loss), jnp.zeros_like(height)))
         (uphill,) = pull_back((jnp.zeros_like(loss), jnp.ones_like(height)))
@@ -252,8 +252,8 @@ def _sure_rows(step: Step, settings: FL2) -> Bool[Array, " b"]:
 
 
 def _sure_cross_entropy(learned: Term, settings: FL2) -> Callable[[Step], Array]:
-    """Return L_p, the mean over the sure rows, 0 without any; its gradient gives the perturbation
-    of the weights.
+    """Return L_p, the mean over the sure rows, 0 if there are none; its gradient gives the
+    perturbation of the weights.
     """
     (view,) = learned.views
 

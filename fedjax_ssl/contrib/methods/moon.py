@@ -1,9 +1,9 @@
-"""MOON: features of a client's network are drawn to those of the model that it received, and away
-from those of its own last one.
+"""MOON: features of a client's network are pulled to those of the received model, and pushed from
+those of its own last one.
 
-A term for compositions, as it needs features, of which a federated optimizer sees nothing. The
-paper puts two more layers between the network and its classifier; here the features are those that
-the classifier reads.
+It is a term for compositions, because it needs features, which a federated optimizer does not see.
+The paper has two more layers between the network and its classifier; here the features are the
+classifier's inputs.
 
 References:
     Li, He, Song, Model-contrastive federated learning, CVPR 2021. In a client's first round there
@@ -28,7 +28,7 @@ class _Previous(NamedTuple):
 
     params: PyTree
     model_state: PyTree
-    there: Bool[Array, ""]  # False before its first one
+    there: Bool[Array, ""]  # False before its first round
 
 
 def moon(setup: Setup, *, temperature: Positive = 0.5) -> Term:
@@ -80,12 +80,12 @@ def model_contrast(
     previous: Float[Array, "n d"],
     temperature: float | Array = 0.5,
 ) -> Float[Array, " n"]:
-    """-log of the share that the received model has of exp(cosine / temperature), of two models.
+    """Return -log of the received model's share of exp(cosine / temperature), of two models.
 
     Args:
-        features: of the network that trains.
-        received: of the model that the client received.
-        previous: of the client's own last model.
+        features: features of the network in training.
+        received: features of the received model.
+        previous: features of the client's own last model.
         temperature: kappa.
     """
     own = unit_length(features)

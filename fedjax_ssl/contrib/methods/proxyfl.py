@@ -1,4 +1,4 @@
-"""ProxyFL: the rows of the classifier stand for the classes, at the clients and at the server.
+"""ProxyFL: the rows of the classifier are proxies of the classes, at the clients and at the server.
 
 Every client has a few labels. f_W is the model in training and f_g the one that the client
 received, frozen, with its running batch statistics; h(x) is a feature of f_W, omega_c row c of its
@@ -95,7 +95,7 @@ from fedjax_ssl.registry import UsedWith
 
 RECOMMENDED = {"proxyfl": WHOLE_BATCHES}
 
-EITHER: Literal["either"] = "either"  # labels of the received model; either may be confident
+EITHER: Literal["either"] = "either"  # the received model labels, and either model may be confident
 CANDIDATES = "candidates"
 TUNING = "proxy_tuning"
 PROJECTIONS = "projections"  # parameters added to the network
@@ -181,9 +181,9 @@ def proxyfl(setup: Setup, settings: ProxyFL) -> Recipe:
 
 
 class Head(NamedTuple):
-    """Layout of the rows of a network's head, one for each class."""
+    """Layout of the rows of a network's head, one row per class."""
 
-    by_columns: bool  # the weight is stored as [d, K], as flax has it, and not as [K, d]
+    by_columns: bool  # the weight is stored as [d, K], as in flax, not as [K, d]
 
     def rows(self, params: PyTree) -> Float[Array, "K d"]:
         """Return the rows.
@@ -227,12 +227,12 @@ def head_of(setup: Setup) -> Head:
 
 
 def _check_square_head(setup: Setup, shape: tuple[int, ...]) -> None:
-    """Raise ValueError where a head with as many features as classes has columns in place of rows,
-    which its shape does not tell.
+    """Raise ValueError if a head with as many features as classes has columns in place of rows,
+    because its shape does not tell.
 
     Args:
         setup: the run.
-        shape: of one example.
+        shape: shape of one example.
     """
     like, _ = jax.eval_shape(setup.model.init, jax.random.key(0))
     size = like["head"]["kernel"].shape
@@ -244,11 +244,11 @@ def _check_square_head(setup: Setup, shape: tuple[int, ...]) -> None:
     params = head_of(setup).with_rows(params, rows)
     inputs = jax.random.normal(of_inputs, (2, *shape))
     outputs, _ = setup.model.apply(params, state, inputs, train=False)
-    # between two examples the bias drops out
+    # Between two examples the bias cancels.
     features = outputs.features[0] - outputs.features[1]
     found = outputs.logits[0] - outputs.logits[1]
     off = jnp.linalg.norm(found - rows @ features)
-    if off > 0.1 * jnp.linalg.norm(found):  # far above the rounding of bfloat16
+    if off > 0.1 * jnp.linalg.norm(found):  # far above rounding in bfloat16
         raise ValueError(
             f"the head of this network has {len(found)} classes and as many features, and its "
             "scores are not features times the rows of head/kernel; store it as [classes, "
@@ -408,7 +408,7 @@ def tuning_term(setup: Setup, how: Tuning) -> Term:
         return tuned - averaged
 
     def nothing_more(outcome: RoundResult) -> Traffic:
-        # the heads are part of the models that are sent
+        # The heads are part of the models that are sent.
         return Traffic(count(0), count(0))
 
     server = AtServer(

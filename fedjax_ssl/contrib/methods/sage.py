@@ -1,5 +1,4 @@
-"""SAGE: every client has a few labels; the global model corrects its pseudo-labels where it is less
-sure than thought.
+"""SAGE: every client has a few labels; the global model corrects its pseudo-labels.
 
 f_W is the model in training and f_g the one that the client received, frozen, with its running
 batch statistics. A local step has B labelled examples (x, y) and 2 B of all the client's examples
@@ -13,7 +12,7 @@ c_q|) and e(.) the unit vector of the likeliest class, it minimizes
 
 A client weighs as many shares as it has labelled examples and examples.
 
-Written after the authors' code, as only the abstract of the paper was at hand
+Written after the authors' code, because only the abstract of the paper was available
 (docs/methods/others.md).
 
 References:
@@ -47,7 +46,7 @@ from fedjax_ssl.objectives import soft_label_divergence
 
 RECOMMENDED = {"sage": WHOLE_BATCHES}
 
-HALVES_AT_05 = math.log(2) / 0.05  # the local share is 1/2 where confidences differ by 0.05
+HALVES_AT_05 = math.log(2) / 0.05  # the local share is 1/2 if confidences differ by 0.05
 _SMALLEST = 1e-6  # added to a difference, and the lowest share
 
 
@@ -92,8 +91,8 @@ def sage(setup: Setup, settings: SAGE) -> Recipe:
 
 
 def _correction_term(setup: Setup, settings: SAGE) -> Term:
-    """Return the loss on unlabelled examples; in the log, its pseudo-label is the class that has
-    most of the target.
+    """Return the loss on unlabelled examples; in the log, the pseudo-label is the class with the
+    largest target.
     """
     weak = augmented_view(setup, UNLABELLED)
     strong = strong_view(setup)
@@ -118,14 +117,14 @@ class Corrected(NamedTuple):
     """Targets of a batch, without gradient."""
 
     targets: Float[Array, "n K"]  # a distribution over at most two classes
-    counted: Bool[Array, " n"]  # rows of which either model is confident
+    counted: Bool[Array, " n"]  # rows for which either model is confident
 
 
 def local_share(
     difference: Float[Array, "..."], kappa: float | Array = HALVES_AT_05
 ) -> Float[Array, "..."]:
-    """lambda = exp(-kappa d), of the local model's label where the confidences differ by d; both
-    within [1e-6, 1].
+    """Return lambda = exp(-kappa d), the share of the local model's label if confidences differ by
+    d; both within [1e-6, 1].
     """
     distance = jnp.clip(difference + _SMALLEST, _SMALLEST, 1.0)
     return jnp.clip(jnp.exp(-kappa * distance), _SMALLEST, 1.0)
@@ -137,17 +136,16 @@ def corrected_labels(
     confident: Counts,
     kappa: float | Array = HALVES_AT_05,
 ) -> Corrected:
-    """lambda e(local class) + (1 - lambda) e(global class) where the local model is confident, else
-    e(global class).
+    """Return lambda e(local class) + (1 - lambda) e(global class) if the local model is confident,
+    otherwise e(global class).
 
-    The global class enters even where the global model is not confident. With one class for both,
-    the target is that.
+    The global class counts even if the global model is not confident.
 
     Args:
         local_probabilities: probabilities of the classes, by the model in training.
         global_probabilities: by the model that was received.
-        confident: probabilities -> rows of which a model is confident.
-        kappa: how fast the local share falls with the difference of the confidences.
+        confident: probabilities -> mask of rows for which a model is confident.
+        kappa: rate at which the local share falls with the difference of the confidences.
     """
     ours, theirs = (jax.lax.stop_gradient(p) for p in (local_probabilities, global_probabilities))
     sure = confident(ours)

@@ -26,8 +26,8 @@ from fedjax_ssl.federated import (
 
 
 class _Dynamic(NamedTuple):
-    """Message of FedDyn's server to a client. The client knows all of it but the sizes of the
-    others.
+    """Message of FedDyn's server to a client. The client itself knows all of it except the sizes of
+    the others.
     """
 
     own: Grouped  # h_k
@@ -59,7 +59,7 @@ def feddyn(alpha: Annotated[float | Array, In("(0, inf)")] = 0.01) -> FederatedO
         sizes = context.all_clients.num_examples.astype(jnp.result_type(float))
         own = context.clients.num_examples.astype(sizes.dtype)
         strength = alpha * jnp.mean(sizes, where=sizes > 0) / jnp.maximum(own, 1.0)
-        # Replicas of the server are clients of the mean size.
+        # Replicas of the server count as clients of the mean size.
         members = jax.tree.leaves(kept)[0].shape[0]
         replicas = jnp.full(members - own.shape[0], alpha, strength.dtype)
         return _Dynamic(kept, jnp.concatenate([strength, replicas]))

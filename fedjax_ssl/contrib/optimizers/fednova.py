@@ -96,11 +96,12 @@ def step_norm(
     *,
     nesterov: bool = False,
 ) -> Float[Array, ""]:
-    """||a||_1 of local SGD: how far equal gradients of size 1 carry a client, in learning rates.
+    """Return ||a||_1 of local SGD: the distance that equal gradients of size 1 move a client, in
+    learning rates.
 
-    Found by taking the steps, so that momentum and proximal term may come together: tau without
-    either; [tau - rho (1 - rho^tau) / (1 - rho)] / (1 - rho) with momentum rho; (1 - (1 - s)^tau) /
-    s with shrinkage s.
+    It is computed by taking the steps, so that momentum and proximal term can be combined: tau
+    without either; [tau - rho (1 - rho^tau) / (1 - rho)] / (1 - rho) with momentum rho; (1 - (1 -
+    s)^tau) / s with shrinkage s.
 
     Args:
         num_steps: tau.

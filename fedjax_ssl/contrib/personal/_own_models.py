@@ -8,11 +8,11 @@ from fedjax_ssl.federated import PyTree, Recipe
 
 
 def check_predicts(recipe: Recipe, name: str) -> None:
-    """Raise ValueError if the method predicts by something else than a client's own network.
+    """Raise ValueError if the method predicts with anything but a client's own network.
 
     Args:
-        recipe: of a method.
-        name: the personalization's, for messages.
+        recipe: recipe of a method.
+        name: name of the personalization, for messages.
     """
     if recipe.setup.federated_optimizer.alone:
         raise ValueError(
@@ -29,5 +29,5 @@ def check_predicts(recipe: Recipe, name: str) -> None:
 
 
 def when_trained(trained: Bool[Array, ""], own: PyTree, common: PyTree) -> PyTree:
-    """Return a client's own network where it has trained, and the common one otherwise."""
+    """Return a client's own network if it has trained, otherwise the global one."""
     return jax.tree.map(lambda mine, all: jnp.where(trained, mine, all), own, common)

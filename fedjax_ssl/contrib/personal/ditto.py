@@ -1,9 +1,9 @@
-"""Ditto and APFL: clients train models of their own beside the common one, on the same batches.
+"""Ditto and APFL: clients train their own models beside the global one, on the same batches.
 
-The common model trains as if there were no other. In both, a client's own model takes the method's
-own losses and the run's local optimizer, whose state starts anew in every round; corrections of the
-federated optimizer are for the common model alone. A client that has not trained predicts with the
-common one.
+The global model trains as usual. In both methods, a client's own model uses the method's losses and
+the run's local optimizer, whose state starts anew in every round; corrections of the federated
+optimizer only change the global model. A client that has not trained predicts with the global
+model.
 
 References:
     Li, Hu, Beirami, Smith, Ditto: Fair and robust federated learning through personalization, ICML
@@ -45,7 +45,7 @@ class OwnModel(NamedTuple):
 
     weights: Packed
     statistics: Float[Array, " s"]  # batch statistics, in one vector
-    mix: Float[Array, ""]  # its share where it predicts, beside the common model
+    mix: Float[Array, ""]  # share of the own model in predictions, beside the global one
 
 
 class _Kept(NamedTuple):
@@ -133,8 +133,8 @@ def _mixed(share: Float[Array, ""], own: Packed, common: Packed) -> Packed:
 
 
 def _aside(at: LocalStep, before: _Local, weights: Packed) -> LocalStep:
-    """Return the same step with other weights, and batch statistics and optimizer of a client's
-    own model.
+    """Return the step with other weights, and with batch statistics and optimizer of a client's own
+    model.
     """
 
     def forward(model: Any, params: PyTree, _: PyTree, *given: Any, **how: Any) -> Any:
@@ -144,12 +144,12 @@ def _aside(at: LocalStep, before: _Local, weights: Packed) -> LocalStep:
 
 
 def _with_own_models(recipe: Recipe, name: str, mix: float | Array, move: Move) -> Recipe:
-    """Let clients train and keep models of their own.
+    """Let clients train and keep their own models.
 
     Args:
-        recipe: of a method.
-        name: the personalization's.
-        mix: share of a client's own model where it predicts, at the start.
+        recipe: recipe of a method.
+        name: name of the personalization.
+        mix: share of a client's own model in predictions, at the start.
         move: (local step, as it is before the common model moves; the own model) -> the own model.
     """
     check_predicts(recipe, name)

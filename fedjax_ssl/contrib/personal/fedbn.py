@@ -1,4 +1,4 @@
-"""FedBN: clients share a network but for its normalization, which each keeps to itself.
+"""FedBN: clients share a network except for its normalization, which each client keeps.
 
 References:
     Li, Jiang, Zhang, Kamp, Dou, FedBN: Federated learning on non-IID features via local batch
@@ -45,11 +45,11 @@ from fedjax_ssl.models import count_parameters
 
 TERM = "fedbn"
 Groups = dict[str, Packed]
-Places = dict[str, list[tuple[str, ...]]]  # by shared group, the arrays of its normalization layers
+Places = dict[str, list[tuple[str, ...]]]  # arrays of normalization layers, by shared group
 
 
 class _Kept(NamedTuple):
-    """State that a client keeps between rounds beside its batch statistics."""
+    """State that a client keeps between rounds besides its batch statistics."""
 
     entries: Float[Array, " e"]  # parameters of its normalization layers
     trained: Bool[Array, ""]  # whether it has trained
@@ -59,10 +59,10 @@ class _Normalization(NamedTuple):
     """Normalization layers in the groups that clients share."""
 
     places: Places
-    packings: dict[str, Any]  # by shared group, how it is packed
+    packings: dict[str, Any]  # layout of each shared group
 
     def entries(self, groups: Params) -> Array:
-        """Return their parameters, in one vector."""
+        """Return the parameters of normalization layers in one vector."""
         return ravel_pytree(_entries(self.places, groups))[0]
 
     def put(self, entries: Array | float, groups: Params) -> Params:
@@ -153,8 +153,8 @@ def _term(group: str, keep: Callable[..., _Kept], layers: _Normalization) -> Ter
 
 
 def _handing_out(inner: FederatedOptimizer, layers: _Normalization) -> FederatedOptimizer:
-    """Return a federated optimizer by which every client starts with its own normalization, which
-    stands beside what `inner` sends.
+    """Return a federated optimizer by which every client starts with its own normalization, besides
+    the messages of `inner`.
     """
 
     def send(state: PyTree, kept: PyTree, context: RoundContext) -> PyTree:
@@ -185,7 +185,7 @@ def _networks(recipe: Recipe, layers: _Normalization) -> tuple[Callable, Callabl
     def mean(state: ServerState, groups: Params) -> tuple[Params, PyTree]:
         """Put the mean normalization of the clients that trained into these groups."""
         kept: _Kept = state.clients.terms[TERM]
-        counts = kept.trained | ~jnp.any(kept.trained)  # before round 0 all are alike
+        counts = kept.trained | ~jnp.any(kept.trained)  # before round 0 all clients have the same
         entries = jnp.mean(kept.entries, axis=0, where=counts[:, None])
         statistics = jnp.mean(state.clients.model_state, axis=0, where=counts[:, None])
         return layers.put(entries, groups), ravel_pytree(state.model_state)[1](statistics)
@@ -219,7 +219,7 @@ def _layers(recipe: Recipe) -> _Normalization:
 
 
 def _places(recipe: Recipe) -> Places:
-    """Find the arrays of normalization layers in the groups that clients share."""
+    """Return the arrays of normalization layers in the shared groups."""
     groups = recipe.groups
     network, _ = jax.eval_shape(recipe.setup.model.init, jax.random.key(0))
     # A layer that normalizes has a "scale": flax calls it so in batch, group and layer norm.

@@ -1,7 +1,7 @@
 """Privacy accountant: epsilon after a number of rounds, and the noise for a budget.
 
-The sums are those of dp-accounting, which is loaded when one is asked for. Neighbours are
-federations of which one has a client more.
+The computations are those of dp-accounting, which is loaded on use. Neighbouring federations differ
+by one client.
 """
 
 import functools
@@ -13,16 +13,17 @@ from typing import Any, NamedTuple
 from fedjax_ssl.errors import ConfigError, counted, how_to_install
 from fedjax_ssl.runs import Earlier
 
-# Steps of the privacy loss: dp-accounting's own, and coarser ones for a search, whose noise is a
-# little larger for them.
+# Steps of the privacy loss: dp-accounting's default, and coarser ones for a search, which gives
+# slightly more noise.
 _STEP = 1e-4
 _COARSE_STEP = 1e-3
-# Losses of little noise are so large that steps get wider, for at most so many in the losses of a
-# round and of all rounds; of other noise in those of all rounds. Epsilon stays an upper bound.
+# With little noise, losses are so large that steps get wider: at most this many steps in the losses
+# of one round and of all rounds; with more noise, in those of all rounds. Epsilon stays an upper
+# bound.
 _LITTLE_NOISE = 0.25
 _MOST_STEPS = 5e4
 _MOST_STEPS_OF_ALL = 1e7
-_TAIL = 12  # deviations of a loss up to which it counts
+_TAIL = 12  # deviations beyond which the tail of a loss is cut
 _ACCURACY = 1e-3  # relative accuracy of a noise that is solved for
 _MOST_NOISE = 1e5
 _LEAST_NOISE = 0.1
@@ -34,7 +35,7 @@ class Sampled(NamedTuple):
 
     clients: int  # clients in the federation, N
     expected: int  # clients of a round on average, n: the fixed denominator
-    slots: int  # at most so many take part
+    slots: int  # most clients of a round
 
     @property
     def probability(self) -> float:
@@ -59,7 +60,7 @@ class Account(NamedTuple):
     steps: tuple[tuple[Sampled, int], ...] = ()
     # ^ with private steps: how clients draw batches, and their steps a round; the costs are those
     # of the client whose examples pay most
-    earlier: Earlier = Earlier()  # spent before the run began
+    earlier: Earlier = Earlier()  # privacy spent before the run
 
     def cost(self, rounds: int) -> float:
         """Return epsilon after these rounds, with what was spent before."""
@@ -67,7 +68,7 @@ class Account(NamedTuple):
 
     @property
     def whole_delta(self) -> float:
-        """Delta of that epsilon."""
+        """Delta that belongs to this epsilon."""
         return self.earlier.delta + self.delta
 
     def rounds_within(self, epsilon: float, most: int) -> int:
@@ -95,14 +96,14 @@ def opened(
     """Return an account with the delta and the noise of a run.
 
     Args:
-        account: without them; with what was spent before.
-        settings: of the mechanism, with `noise`, `epsilon` and `delta`.
-        number: of these units, of which one more or less is to be hidden.
+        account: account without delta and noise, with earlier costs.
+        settings: settings of the mechanism, with `noise`, `epsilon` and `delta`.
+        number: number of units, of which a single one is hidden.
         unit: "client", or "example".
-        rounds: of the run.
+        rounds: rounds of the run.
 
     Raises:
-        ValueError: the bound would say nothing, or no noise reaches the budget.
+        ValueError: the bound is meaningless, or no noise reaches the budget.
         ConfigError: dp-accounting is not installed.
     """
     delta = number**-1.1 if settings.delta is None else settings.delta
@@ -152,7 +153,7 @@ def solved(account: Account, epsilon: float, rounds: int) -> float:
         ValueError: no noise reaches it.
     """
 
-    from scipy.optimize import brentq  # takes long to import, and few runs need it
+    from scipy.optimize import brentq  # slow to import, and few runs need it
 
     def above(log_noise: float) -> float:
         tried = account._replace(noise=math.exp(log_noise))
@@ -195,7 +196,7 @@ def _epsilon(account: Account, rounds: int, step: float) -> float:
     accountant = rdp.RdpAccountant()
     logger = logging.getLogger("absl")
     level = logger.level
-    logger.setLevel(logging.ERROR)  # small orders of which it is told that they are left out
+    logger.setLevel(logging.ERROR)  # it warns about small orders that are left out
     accountant.compose(event, rounds)
     logger.setLevel(level)
     return float(accountant.get_epsilon(account.delta))

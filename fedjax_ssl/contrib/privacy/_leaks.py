@@ -10,10 +10,10 @@ from fedjax_ssl.federated import Recipe, Upload, what_leaves
 
 
 def refuse_alone(recipe: Recipe, begin: str) -> None:
-    """Raise ConfigError where there is nothing to protect, as clients send nothing.
+    """Raise ConfigError if there is nothing to protect because clients send nothing.
 
     Args:
-        recipe: of the method.
+        recipe: recipe of the method.
         begin: of the sentence, what protects what.
     """
     if recipe.setup.federated_optimizer.alone:
@@ -24,14 +24,16 @@ def refuse_alone(recipe: Recipe, begin: str) -> None:
 
 
 def beside(recipe: Recipe, covered: Collection[str]) -> list[str]:
-    """Name what leaves clients of a recipe beside these parts of `what_leaves`."""
+    """Return the names of everything that leaves clients of a recipe besides these parts of
+    `what_leaves`.
+    """
     leaves = what_leaves(recipe)
     return [name for part, names in leaves.items() if part not in covered for name in names]
 
 
 def refuse_more(upload: Upload, covered: Collection[str]) -> None:
-    """Raise ConfigError if an upload holds numbers in other parts than these, whoever put them
-    there. This is the second check, when a round is traced.
+    """Raise ConfigError if other parts of an upload have numbers. This is the second check, while a
+    round is traced.
     """
     parts = upload._asdict()
     more = [

@@ -1,5 +1,5 @@
-"""The privacy of a run between its blocks: its epsilon in every row, the budget that ends it, and
-what a person is told.
+"""The privacy of a run between its blocks: epsilon in every row, the end at the budget, and lines
+for the user.
 """
 
 import math
@@ -17,7 +17,7 @@ _LOGGED = (
     "scores, losses and counts in metrics.csv, and a model, a round or a temperature chosen by "
     "them; names of classes and columns; noise follows from config.seed, which has to stay secret"
 )
-# Norm of a round's noise, over the largest norm of the mean update, beyond which little is learned.
+# Ratio of a round's noise to the largest mean update, beyond which little is learned.
 _HOPELESS = 20
 
 
@@ -48,7 +48,7 @@ class PrivateRun:
         """The last round within the budget.
 
         Raises:
-            ConfigError: not even one is.
+            ConfigError: not even one round is within the budget.
         """
         budget = self.settings.epsilon
         if budget is None or not self.rounds:
@@ -63,7 +63,7 @@ class PrivateRun:
         return limit
 
     def summary(self, rounds: int) -> dict[str, Any]:
-        """Give the fields of `summary.json` beside epsilon, after these rounds."""
+        """Return the fields of `summary.json` besides epsilon, after these rounds."""
         return {
             "delta": self.account.whole_delta,
             "noise": self.account.noise,
@@ -72,10 +72,10 @@ class PrivateRun:
         }
 
     def lines(self, params: Any) -> list[str]:
-        """Say what is protected, at which price, and what is not.
+        """Return lines on what is protected, at which cost, and what is not.
 
         Args:
-            params: of the network, or their shapes.
+            params: parameters of the network, or their shapes.
         """
         noise = self.account.noise
         cohorts = self.account.cohorts
@@ -105,7 +105,7 @@ class PrivateRun:
         return lines
 
     def _of_examples(self) -> list[str]:
-        """Say what private steps cost."""
+        """Return the cost of private steps, in words."""
         drawn, steps = max(self.account.steps, key=lambda one: one[0].probability * one[1])
         return [
             f"privacy of one example more or less at a client, also from the server: epsilon "
@@ -118,7 +118,7 @@ class PrivateRun:
         ]
 
     def beyond(self) -> list[str]:
-        """Say what weakens this epsilon: its delta, and training before the run."""
+        """Return facts that weaken this epsilon: its delta, and training before the run."""
         delta = self.account.whole_delta
         earlier = self.account.earlier
         lines = []

@@ -5,9 +5,9 @@ shortens the gradient of each to the norm C, and moves by
 
     (sum_i g_i min(1, C/|g_i|) + N(0, z^2 C^2)) / B
 
-where B is the batch size, however many were drawn. All that comes of these steps (the client's
-model, its update, the global model) hides a single example, from the server too; what a client has
-beside them is refused.
+where B is the batch size, independent of the number drawn. All results of these steps (the client's
+model, its update, the global model) hide a single example, from the server too; other messages of a
+client are refused.
 
 References:
     Abadi, Chu, Goodfellow, McMahan, Mironov, Talwar and Zhang, Deep learning with differential
@@ -52,7 +52,7 @@ from fedjax_ssl.keys import named_key
 from fedjax_ssl.objectives import batch_mean
 from fedjax_ssl.runs import Earlier
 
-# Deviations of the number of drawn examples for which there are slots beyond its mean.
+# Deviations above the mean number of drawn examples for which there are slots.
 _DEVIATIONS = 5
 _STREAM = "labelled"
 # Parts of an upload that follow from the private steps alone: by the names of `what_leaves`, and by
@@ -134,10 +134,11 @@ def dp_sgd(settings: DPSGD) -> DPSGD:
 def mechanisms(
     batch_size: int, epochs: int, steps: int | None, sizes: tuple[int, int]
 ) -> tuple[tuple[Sampled, int], ...]:
-    """Return the sampling of batches and the steps of a round, for clients of which one has the
+    """Return the sampling of batches and the steps of a round, for the clients that may have the
     largest epsilon.
 
-    Of clients with as many steps that is the smallest: each of its examples is drawn most often.
+    Among clients with equally many steps, this is the smallest one, whose examples are drawn most
+    often.
 
     Args:
         batch_size: B.
@@ -212,10 +213,11 @@ def poisson_batches(
 def with_noisy_gradients(
     step: TakeStep, clip: float | Array, noise: float | Array, batch_size: int
 ) -> TakeStep:
-    """Take a local step by the sum of clipped gradients with noise, over the expected batch.
+    """Take a local step by the sum of clipped gradients plus noise, divided by the expected batch
+    size.
 
     Args:
-        step: with the gradient of the batch.
+        step: local step with the gradient of the batch.
         clip: C.
         noise: z.
         batch_size: B.
@@ -252,7 +254,7 @@ def with_noisy_gradients(
 
 
 def _refuse(recipe: Recipe) -> None:
-    """Raise ConfigError if a client sends more than the result of its private steps, or learns by
+    """Raise ConfigError if a client sends more than results of its private steps, or learns by
     other steps.
     """
     begin = "config.privacy.name='dp_sgd' protects what the steps of clients make of examples, but "

@@ -39,7 +39,7 @@ from fedjax_ssl.runs import Earlier
 
 _COVERED = ("update", "weight")
 _WITHIN = "within_clip"  # name in `Upload.averages`
-# Deviations of the number of drawn clients for which there are slots beyond its mean.
+# Deviations above the mean number of drawn clients for which there are slots.
 _DEVIATIONS = 5
 
 
@@ -167,7 +167,7 @@ def poisson(probability: float) -> CohortSampler:
     than there are slots, a random subset of them takes part.
 
     Args:
-        probability: of a client in a round, in (0, 1].
+        probability: probability of a client in a round, in (0, 1].
     """
 
     def draw(
@@ -199,15 +199,15 @@ def private_sum(settings: Gaussian, noise: float | Array, expected: int) -> Uplo
 
     It knows nothing of what a method sends outside of uploads: `Gaussian.private` does.
 
-    With n the expected cohort, S the clip norm and z the noise, the model moves by
-    (sum_k Delta_k min(1, S/|Delta_k|) + N(0, z^2 S^2)) / n: the denominator stays whoever came, and
-    an empty cohort adds noise, too. Noise follows from the key of the run.
+    With n the expected cohort, S the clip norm and z the noise, the model moves by (sum_k Delta_k
+    min(1, S/|Delta_k|) + N(0, z^2 S^2)) / n: the denominator is fixed, and an empty cohort adds
+    noise too. The noise depends on the run's key.
 
     An adaptive norm costs nothing more: with sigma_b on the count of updates shorter than S, the
     sum gets (z^-2 - (2 sigma_b)^-2)^(-1/2), and both together cost what one sum with z costs.
 
     Args:
-        settings: of the mechanism.
+        settings: settings of the mechanism.
         noise: z; may be traced.
         expected: n.
     """
@@ -241,7 +241,7 @@ def private_sum(settings: Gaussian, noise: float | Array, expected: int) -> Uplo
         if not adaptive:
             return after, state
         count = total.averages[_WITHIN] + of_count * jax.random.normal(key_of_count)
-        # Nobody but this function sees the count without noise.
+        # Only this function sees the count without noise.
         after = after._replace(averages={**total.averages, _WITHIN: count})
         return after, Clip(moved(state.norm, 0.5 + count / expected, settings))
 
@@ -254,9 +254,9 @@ def private_sum(settings: Gaussian, noise: float | Array, expected: int) -> Uplo
 
 
 def clipped(update: Params, largest: float | Float[Array, ""]) -> tuple[Params, Float[Array, ""]]:
-    """Shorten an update to a norm over all of it: (update, its norm before).
+    """Clip an update to a norm over all of it: return (update, its norm before).
 
-    One whose norm is not finite becomes 0.
+    An update whose norm is not finite becomes 0.
 
     Example:
         >>> update, norm = clipped({"model": jnp.array([3.0, 4.0])}, 1.0)
@@ -270,7 +270,7 @@ def clipped(update: Params, largest: float | Float[Array, ""]) -> tuple[Params, 
 
 
 def with_noise(key: Key[Array, ""], total: PyTree, deviation: Float[Array, ""]) -> PyTree:
-    """Return a sum with Gaussian noise on every number of it."""
+    """Return a sum with Gaussian noise added to every number."""
     leaves, structure = jax.tree.flatten(total)
     keys = jax.random.split(key, len(leaves))
     noisy = [
@@ -281,18 +281,18 @@ def with_noise(key: Key[Array, ""], total: PyTree, deviation: Float[Array, ""]) 
 
 
 def noise_beside_a_count(noise: float | Array, of_count: float) -> Any:
-    """Return the noise z_Delta of the sum, such that sum and count together cost as much as noise
+    """Return the noise z_Delta of the sum, with which sum and count together cost as much as noise
     z.
     """
     return (noise**-2.0 - (2.0 * of_count) ** -2.0) ** -0.5
 
 
 def moved(norm: Float[Array, ""], share: Float[Array, ""], settings: Gaussian) -> Float[Array, ""]:
-    """Return the next clip norm: longer where fewer updates are shorter than wanted.
+    """Return the next clip norm, which is larger if too few updates are shorter than it.
 
     Args:
         norm: S.
-        share: of the updates that are at most so long; noisy, so that it may be outside [0, 1].
+        share: share of updates within the norm; noisy, so it may be outside [0, 1].
         settings: with the quantile and the rate.
     """
     assert settings.quantile is not None
@@ -310,7 +310,7 @@ def refuse_leaks(recipe: Recipe) -> None:
             f"{begin}no client of this method trains, so that nothing leaves it; leave one of them "
             "out"
         )
-    # The global network has them as a plain mean (FedBN), or as the run began (FedRep's heads).
+    # The global network has a plain mean of them (FedBN), or their initial values (FedRep's heads).
     kept = [*recipe.groups.private, *["normalization"] * recipe.groups.own_statistics]
     if kept:
         raise ConfigError(

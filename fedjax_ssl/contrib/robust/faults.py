@@ -1,7 +1,6 @@
-"""Clients that are wrong or lie: flipped labels, updates with a flipped sign or scaled.
+"""Faulty clients: flipped labels, or updates with a flipped sign or scaled.
 
-Which clients these are follows from the run's key alone, so that all methods of a seed have the
-same ones.
+The run's key alone decides which clients are faulty, so all methods with a seed have the same ones.
 """
 
 from dataclasses import replace
@@ -27,7 +26,9 @@ class Fault(NamedTuple):
     flips_labels: bool = False  # they see class K - 1 - y in place of class y
 
     def in_federation(self, data: FederatedData, run_key: Key[Array, ""]) -> FederatedData:
-        """Return the federation as these clients see it; true labels and weak ones stay."""
+        """Return the federation as faulty clients see it; true labels and weak labels do not
+        change.
+        """
         if not self.flips_labels:
             return data
         wrong = faulty_clients(run_key, data.num_clients, self.share)
@@ -56,7 +57,7 @@ class Fault(NamedTuple):
         return (UploadTransform("faults", at_client=at_client),)
 
     def in_words(self, run_key: Key[Array, ""], clients: list[str]) -> str:
-        """Say which of these clients are faulty, and how."""
+        """Describe the faulty ones among these clients, and their faults."""
         wrong = faulty_clients(run_key, len(clients), self.share).tolist()
         named = [client for client, is_wrong in zip(clients, wrong, strict=True) if is_wrong]
         shown = ", ".join(named[:5]) + ", ..." * (len(named) > 5)
@@ -65,7 +66,7 @@ class Fault(NamedTuple):
 
 
 def faulty_clients(run_key: Key[Array, ""], num_clients: int, share: float) -> Bool[Array, " C"]:
-    """Draw which clients of a run are faulty.
+    """Draw the faulty clients of a run.
 
     Args:
         run_key: the run's.

@@ -20,7 +20,7 @@ from fedjax_ssl.federated.uploads import Combine
 
 
 def median() -> Combine:
-    """Take the median of every coordinate; clients count alike, whatever their weights."""
+    """Take the median of every coordinate; all clients count alike, regardless of weights."""
     return lambda updates, weights: _of_the_middle(updates, weights, None)
 
 
@@ -80,7 +80,7 @@ def norm_bound(bound: Annotated[float, In("(0, inf)")] = 1.0) -> Combine:
 
 
 def _of_the_middle(updates: PyTree, weights: Float[Array, " p"], trim: float | None) -> PyTree:
-    """Return the mean of the middle of every coordinate, of clients that count alike.
+    """Return the mean of the middle values of every coordinate, over clients that count alike.
 
     Args:
         updates: leading axis p.
@@ -92,7 +92,7 @@ def _of_the_middle(updates: PyTree, weights: Float[Array, " p"], trim: float | N
     if trim is None:
         cut = jnp.maximum(number - 1, 0) // 2
     else:
-        # A share such as 0.3 of 10 is a hair below 3 in floating point.
+        # In floating point, 0.3 times 10 is slightly below 3.
         cut = jnp.floor(trim * number.astype(weights.dtype) + 1e-4).astype(jnp.int32)
     rank = jnp.arange(weights.shape[0], dtype=jnp.int32)
     inside = (rank >= cut) & (rank < number - cut)
@@ -116,5 +116,5 @@ def _norms(updates: PyTree) -> Float[Array, " p"]:
 
 
 def _along(by_client: Array, values: Array) -> Array:
-    """Give numbers by client the axes of what they belong to."""
+    """Broadcast numbers by client to the shape of the arrays they belong to."""
     return by_client.reshape(-1, *[1] * (values.ndim - 1))
