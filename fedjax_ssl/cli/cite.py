@@ -6,6 +6,7 @@ from fedjax_ssl.cli import parser
 from fedjax_ssl.errors import ConfigError, did_you_mean
 from fedjax_ssl.folder import read_run
 from fedjax_ssl.folder.citations import TOOL, citations, entries, used_in
+from fedjax_ssl.folder.stored_run import refuse_sweep
 
 HELP = """Prints BibTeX of this tool and of the methods and data that you used.
 
@@ -35,6 +36,7 @@ def main(arguments: list[str]) -> int:
 
 def _used_by(folder: str) -> list[str]:
     """Return the names that a stored run used."""
+    refuse_sweep(folder)
     config = read_run(folder).config
     if not config:
         raise ConfigError(f"{folder} holds no run whose config can be read")

@@ -121,10 +121,8 @@ class Progress(Closing):
         }
         if self._weak and "epsilon" in values:
             values["epsilon"] += f" ({self._weak})"
-        if 0 < float(row.get("client_updates_per_second") or 0) < 1:
-            values["client_updates_per_second"] = (
-                f"client updates {_pace(row['client_updates_per_second'])}"
-            )
+        if 0 < (rate := float(row.get("client_updates_per_second") or 0)) < 10:
+            values["client_updates_per_second"] = f"client updates/s {rate:.2g}"
         done = round - self._task.completed
         self._bar.update(self._task.id, completed=round)
         left = self._task.time_remaining

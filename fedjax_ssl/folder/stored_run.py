@@ -10,7 +10,12 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from fedjax_ssl.folder.files import decode_json
-from fedjax_ssl.folder.folder_lock import RunFolderError, flat_config
+from fedjax_ssl.folder.folder_lock import (
+    SEARCH_FILE,
+    SWEEP_FILE,
+    RunFolderError,
+    flat_config,
+)
 from fedjax_ssl.gone import without_gone
 
 _MARKS = ("config.json", "metrics.jsonl", "summary.json")  # any of these makes a folder a candidate
@@ -140,6 +145,16 @@ def only_class(summary: Mapping[str, Any]) -> str | None:
     # The precision of a class that is never predicted is undefined.
     places = [place for place, one in enumerate(scores.get("precision", ())) if one is not None]
     return scores["classes"][places[0]] if len(places) == 1 else None
+
+
+def refuse_sweep(folder: str | os.PathLike) -> None:
+    """Raise RunFolderError for the folder of a sweep where a run is wanted."""
+    if any((Path(folder) / name).exists() for name in (SWEEP_FILE, SEARCH_FILE)):
+        runs = [str(run) for run in find_runs(folder)] or ["none yet"]
+        raise RunFolderError(
+            f"{folder} is the folder of a sweep; give one of its runs: {', '.join(runs[:3])}"
+            + ", ..." * (len(runs) > 3)
+        )
 
 
 def find_runs(paths: str | os.PathLike | Iterable[str | os.PathLike]) -> list[Path]:

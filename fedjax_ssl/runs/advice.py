@@ -119,8 +119,8 @@ def note_validation(config: ml_collections.ConfigDict, federation: FederatedData
             "judge by; leave it out, or hold more out: --data.validation_fraction=0.2"
         )
     note(
-        f"{few}, too few to choose a round by: none is held out, all labels train, and the model "
-        "is that of the last round"
+        "few labels: no validation set, all of them train, and the model of the last round is "
+        f"kept ({few})"
     )
 
 

@@ -49,7 +49,7 @@ from fedjax_ssl.federated import Method, ServerState
 from fedjax_ssl.folder.checkpoint import Checkpoints
 from fedjax_ssl.folder.folder_lock import CODE_FOLDER
 from fedjax_ssl.folder.resume import changed_code
-from fedjax_ssl.folder.stored_run import StoredRun, read_run
+from fedjax_ssl.folder.stored_run import StoredRun, read_run, refuse_sweep
 from fedjax_ssl.runs import own_sources
 from fedjax_ssl.runs.build import Experiment, build
 
@@ -371,6 +371,7 @@ def _read_folder(folder: Path) -> tuple[StoredRun, dict[str, Any]]:
             f"run folder {folder} does not exist; give the folder that --workdir of the run named."
             f"{did_you_mean(str(folder), beside)}"
         )
+    refuse_sweep(folder)
     if not (folder / "config.json").exists():
         inner = sorted(path.parent.name for path in folder.glob("*/config.json"))
         hint = (

@@ -188,8 +188,8 @@ def time_left(waiting: Sequence[str], spent: Mapping[str, Sequence[float]], work
     if not waiting or not everything:
         return ""
     seconds = sum(statistics.mean(spent.get(method) or everything) for method in waiting)
-    new = counted(len(set(waiting).difference(spent)), "method")
-    unknown = "" if new.startswith("0 ") else f", with {new} that nobody timed yet"
+    new = len(set(waiting).difference(spent))
+    unknown = f", with {counted(new, 'method')} not timed so far" if new else ""
     return (
         f", about {timedelta(seconds=math.ceil(seconds / min(workers, len(waiting))))} "
         f"left{unknown}"

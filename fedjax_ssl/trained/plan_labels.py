@@ -22,6 +22,7 @@ from fedjax_ssl.data.sites_apart import sites_apart
 from fedjax_ssl.errors import UserError, counted, note
 from fedjax_ssl.folder import read_run
 from fedjax_ssl.folder.files import write_output
+from fedjax_ssl.folder.stored_run import refuse_sweep
 from fedjax_ssl.plotting import use_matplotlib
 from fedjax_ssl.prediction import points_of
 from fedjax_ssl.runs.build import federate, load_experiment, load_resolved
@@ -70,6 +71,7 @@ def main(arguments: list[str]) -> int:
     command_line.use_compilation_cache()
     with command_line.notes_instead_of_warnings(), naming():
         path = given.path.expanduser()
+        refuse_sweep(path)
         if read_run(path).config:
             if asked.settings:
                 raise ConfigError(f"--{asked.settings[0][0]} is of the run already; leave it out")

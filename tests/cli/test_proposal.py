@@ -288,7 +288,9 @@ def test_few_labels_all_train_and_the_last_round_counts(capsys, tmp_path):
     words = ["run", "npz:fedavg", f"--data.path={path}", "--data.client_test_fraction=0.2"]
     assert cli.main([*words, "--rounds=1", "--workdir", str(tmp_path / "few")]) == 0
     shown = capsys.readouterr()
-    assert "none is held out, all labels train, and the model is that of the last" in shown.err
+    assert (
+        "few labels: no validation set, all of them train, and the model of the last" in shown.err
+    )
     assert "uses the model of round 1 (the last)" in shown.out
     # whoever asks for validation examples gets them
     asked = [*words, "--data.validation_fraction=0.2", "--rounds=1"]

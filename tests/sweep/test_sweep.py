@@ -200,7 +200,7 @@ def test_the_time_left_is_of_the_methods_that_wait():
     assert workers.time_left(["xclp", "xclp", "fedavg"], spent, 1) == ", about 0:03:31 left"
     assert workers.time_left(["xclp", "xclp"], spent, 2) == ", about 0:01:40 left"
     assert workers.time_left(["semifl"], {"fedavg": [10.0]}, 4).endswith(
-        "0:00:10 left, with 1 method that nobody timed yet"
+        "0:00:10 left, with 1 method not timed so far"
     )
     assert workers.time_left([], spent, 1) == workers.time_left(["fedavg"], {}, 1) == ""
 

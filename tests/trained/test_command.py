@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from fedjax_ssl import cli
+
 
 @pytest.fixture
 def predict(folder, call_predict):
@@ -170,3 +172,9 @@ def test_other_mistakes(predict, call_predict, tmp_path):
     assert code == 2 and "all clients have the global model" in error
     code, _, error = call_predict(tmp_path, tmp_path / "x.npz")
     assert code == 2 and "is not a run folder" in error
+    (tmp_path / "sweep.json").touch()
+    (tmp_path / "runs/seed=0").mkdir(parents=True)
+    (tmp_path / "runs/seed=0/config.json").touch()
+    code, _, error = call_predict(tmp_path, tmp_path / "x.npz")
+    assert code == 2 and f"give one of its runs: {tmp_path / 'runs/seed=0'}" in error
+    assert cli.main(["cite", str(tmp_path)]) == 2

@@ -315,9 +315,8 @@ def validate(data: FederatedData, truth_required: bool = True) -> None:
         )
     if int(data.num_test) == 0:
         raise ValueError(
-            "there are no test examples; hold some out (test_clients, left_out_client, "
-            "test_fraction or client_test_fraction; a larger share where groups stay together), "
-            "or give them in the dataset"
+            "there are no test examples; hold some out: --data.test_fraction=0.2, or test_clients, "
+            "left_out_client, client_test_fraction (a larger share where groups stay together)"
         )
     unlabelled = sizes - np.asarray(data.num_labelled)
     if data.num_parts > 1 and not unlabelled.any():
