@@ -113,7 +113,8 @@ def _options(source: str, settings: list[tuple[str, str]]) -> dict[str, Any]:
     known = [f"data.{name}" for name in given]
     if other := sorted({field for field, _ in settings}.difference(known)):
         raise ConfigError(
-            f"{other[0]} is no option of {source!r}; its options: {', '.join(known) or 'none'}"
+            f"{other[0]} is no option of {source!r} and belongs to `run`; its options: "
+            f"{', '.join(known) or 'none'}"
         )
     return options(given)
 
@@ -168,7 +169,8 @@ def _contents(dataset: data.Dataset) -> dict[str, str]:
         weak, strong = dataset.views
         kind = f"the example, {weak} weak and {strong} strong views of it x features"
     none = (
-        "none of its own; hold out with --data.test_clients, test_fraction or client_test_fraction"
+        "none of its own; `run` holds some out: --data.test_clients, test_fraction or "
+        "client_test_fraction"
     )
     counts = np.bincount(train.y[train.y >= 0], minlength=dataset.num_classes)
     lines = {
@@ -259,8 +261,8 @@ def _parse(arguments: list[str]) -> tuple[argparse.Namespace, list[tuple[str, st
         field, equals, value = word.removeprefix("--").removeprefix("config.").partition("=")
         if asked.what in ("list", "info") or not equals or not field.startswith("data."):
             own.error(
-                f"unknown argument {word!r}; check and download take --data.OPTION=VALUE as `run` "
-                "does"
+                f"unknown argument {word!r}; check and download take reading options, "
+                "--data.OPTION=VALUE; other settings belong to `run`"
             )
         settings.append((field, value))
     return asked, settings
