@@ -113,8 +113,8 @@ def _options(source: str, settings: list[tuple[str, str]]) -> dict[str, Any]:
     known = [f"data.{name}" for name in given]
     if other := sorted({field for field, _ in settings}.difference(known)):
         raise ConfigError(
-            f"{other[0]} is no option of {source!r} and belongs to `run`; its options: "
-            f"{', '.join(known) or 'none'}"
+            f"{other[0]} is no option of {source!r}; its options: {', '.join(known) or 'none'}; "
+            "settings that hold examples out belong to `run`"
         )
     return options(given)
 
