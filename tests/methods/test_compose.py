@@ -142,14 +142,16 @@ def test_a_part_joins_after_rounds_of_the_others_in_a_stage_of_its_own() -> None
 
 
 def test_the_weight_of_a_part_rises_once_it_is_there() -> None:
-    term = Term("whole", (), lambda step: (jnp.ones(()), "local"))
+    term = Term("whole", (), lambda step: (jnp.ones(()), step.local))
     ramp = _rising(Part(term, after=2, rise=4)).loss
     found = [
-        ramp(SimpleNamespace(now=SimpleNamespace(round=jnp.asarray(number))))
+        ramp(
+            SimpleNamespace(now=SimpleNamespace(round=jnp.asarray(number)), local=jnp.asarray(7.0))
+        )
         for number in (1, 2, 4, 5, 9)
     ]
     assert [float(value) for value, _ in found] == [0, 0.25, 0.75, 1, 1]
-    assert all(local == "local" for _, local in found)
+    assert all(local == 7 for _, local in found)
 
 
 @pytest.mark.thorough
