@@ -30,6 +30,8 @@ from fedjax_ssl.methods.parts.channel_terms import check_channels
 from fedjax_ssl.objectives import cross_entropy, supervised_loss
 from fedjax_ssl.runs.build import Built, build_method, facts_of
 
+FEW_VALIDATION = 50  # examples, of which fewer choose a round by chance
+
 
 def check_cohorts(config: ml_collections.ConfigDict, federation: FederatedData) -> None:
     """Refuse a user's own cohort sampler that draws clients which do not exist."""
@@ -107,7 +109,13 @@ def note_validation(config: ml_collections.ConfigDict, federation: FederatedData
         ConfigError: the run's early stopping needs them.
     """
     share = config.data.validation_fraction
-    if not share or federation.valid_index.shape[0]:
+    held_out = int(federation.num_valid)
+    if 0 < held_out < FEW_VALIDATION and is_own(config.data.name):
+        note(
+            f"the model of a round is chosen by {counted(held_out, 'validation example')}, of "
+            "which so few choose by chance; hold more out, or give --data.validation_fraction=0"
+        )
+    if not share or held_out:
         return
     few = (
         f"config.data.validation_fraction={share:g} gives fewer than "

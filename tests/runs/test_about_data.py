@@ -69,6 +69,12 @@ def test_classes_that_the_validation_lacks(said):
     )
 
 
+def test_few_validation_examples_choose_a_round_by_chance(config_of):
+    built = Shared().build(fs.config.resolve(config_of(**{"data.validation_fraction": 0.2})))
+    with pytest.warns(ConfigNote, match="chosen by 4 validation examples, of which so few"):
+        advice.note_validation(built.experiment.config, built.federation)
+
+
 def test_own_test_examples_that_are_used_for_nothing(said):
     told = said(**{"data.client_test_fraction": 0.3})[0]
     assert told.startswith(f"{UNUSED}client_test_fraction=0.3 makes another test set")
