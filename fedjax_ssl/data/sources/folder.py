@@ -47,6 +47,7 @@ if TYPE_CHECKING:  # takes long to import
 
 UNLABELLED = ("unlabelled", "unlabeled")  # folder names that are no class
 FILE = "file"  # usual name of the column with the image's file
+PREDICTED = {"input", "label", "name", "probability"}  # columns of a table that `predict` writes
 LAYOUT = (
     "images belong into PATH/SITE/CLASS/ or PATH/CLASS/ (with train/ and test/ above CLASS or "
     "SITE, if there are test images), or a table PATH/NAME.csv with the columns file and label "
@@ -178,7 +179,11 @@ def _check_without_table(given: Path, columns: Mapping[str, str], layout: str) -
     Raises:
         BadData: the message lists the tables.
     """
-    tables = [path for path in _tables(given) if path.suffix != ".txt"]
+    tables = [
+        path
+        for path in _tables(given)
+        if path.suffix != ".txt" and not PREDICTED.issubset(read_table(path))
+    ]
     named = [f"data.{role}_column={name}" for role, name in columns.items() if name != role]
     if named or (tables and layout == "auto"):
         there = [f"{path.name} ({', '.join(read_table(path))})" for path in tables]

@@ -342,6 +342,9 @@ def test_a_table_of_images_is_never_passed_over_in_silence(tmp_path, read, probl
     assert "no column names the clients, so that all rows are one client's" in notes
     assert "1 of 3 rows name no image in" in notes and "first ./north/ill/1.png" in notes
     assert len(read(layout="site/class").train) == 12
+    table(tmp_path, "input,label,name,probability", "scans/north/ill/0.png,0,ill,0.9")
+    data = read()
+    assert len(data.train) == 12 and "no images by their ending: 1 .csv" in data.extra["notes"][0]
 
 
 @pytest.mark.parametrize(
