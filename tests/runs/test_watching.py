@@ -3,7 +3,6 @@
 import csv
 import json
 import sys
-import time
 from types import SimpleNamespace
 
 import numpy as np
@@ -12,8 +11,6 @@ import pytest
 from fedjax_ssl import config as configs
 from fedjax_ssl import load_run, presets
 from fedjax_ssl.data import report
-from fedjax_ssl.folder.run_folder import RunFolder
-from fedjax_ssl.runs import callbacks
 from fedjax_ssl.runs.loop import run
 from tests import toy
 
@@ -30,21 +27,6 @@ def stopping(**fields):
     config.metrics = ("f1",)
     config.update_from_flattened_dict(fields)
     return config
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize(  # checkpoints of three evaluations
-    ("every", "said"),
-    [(1, True), *(pytest.param(every, False, marks=pytest.mark.thorough) for every in (2, 0))],
-)
-def test_checkpoints_that_take_longer_than_the_rounds_are_said(
-    tmp_path, capsys, monkeypatch, every, said
-):
-    save = RunFolder.save
-    monkeypatch.setattr(callbacks, "_LONG", 0.0)
-    monkeypatch.setattr(RunFolder, "save", lambda *given: (time.sleep(1.0), save(*given)))
-    run(stopping(rounds=3, checkpoint_every=every, **{"early_stopping.patience": None}), tmp_path)
-    assert ("a larger config.checkpoint_every writes fewer" in capsys.readouterr().out) == said
 
 
 @pytest.mark.promise
