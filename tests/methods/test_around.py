@@ -41,7 +41,9 @@ def test_slow_clients_take_the_first_of_their_steps_in_every_method(name: str) -
     )
     assert slowed["clients"] == usual["clients"]
     if name != "single":
-        assert usual["local_steps"] / 2 <= slowed["local_steps"] < usual["local_steps"]
+        assert usual["local_steps"] / 2 <= slowed["local_steps"] <= usual["local_steps"]
+    if usual["local_steps"] > 2 * usual["clients"]:  # of two steps or one, more than half are all
+        assert slowed["local_steps"] < usual["local_steps"]
 
 
 @pytest.mark.thorough
