@@ -36,14 +36,12 @@ def test_slow_clients_take_the_first_of_their_steps_in_every_method(name: str) -
     data = toy.weak_federation(kind)
     recipe = recipe_of(name, data)
     usual, slowed = (
-        toy.train(build(slow_clients(recipe, slow=slow, least_work=0.5)), KEY, data, 2)[1][1]
+        toy.train(build(slow_clients(recipe, slow=slow, least_work=0.1)), KEY, data, 2)[1][1]
         for slow in (0.0, 1.0)
     )
     assert slowed["clients"] == usual["clients"]
-    if name != "single":
-        assert usual["local_steps"] / 2 <= slowed["local_steps"] <= usual["local_steps"]
-    if usual["local_steps"] > 2 * usual["clients"]:  # of two steps or one, more than half are all
-        assert slowed["local_steps"] < usual["local_steps"]
+    if name not in ("single", "fedtrans"):  # the server alone; a step of each client
+        assert usual["local_steps"] / 10 <= slowed["local_steps"] < usual["local_steps"]
 
 
 @pytest.mark.thorough
