@@ -208,10 +208,10 @@ GONE = {
             "name=randaugment_uda": Gone("write fixmatch"),
             "name=randaugment": Gone("write fixmatch"),
             "name=semifl": Gone("write fixmatch"),
-            "operations": Gone(_OF_PAPER, (None, 2, 3, 6)),
+            "operations": Gone(_OF_PAPER, (None,)),
             "cutout": Gone(_OF_PAPER, (None, 0.5)),
             "share": Gone("an eighth of the side is the most", (None, 0.125)),
-            "value": Gone("shift fills in 0, translate grey", (None, 0.0, 0.5)),
+            "value": Gone("shift fills in 0, translate grey", (None,)),
             "groups": Gone("16 parts of a batch draw operations of their own", (None, 16)),
             "magnitude": Gone("write fixmatch", (None, 4.0)),
         }.items()
@@ -247,6 +247,18 @@ GONE = {
     "prediction.neighbor_search": Gone("neighbours are always searched exactly", ("exact",)),
 }
 
+
+# Values of removed settings with the meaning of now, by the name in their section.
+_PLAIN: dict[str, dict[str, float]] = {
+    "operations": {
+        "fixmatch": 2,
+        "randaugment_sage": 2,
+        "randaugment_fedrgd": 2,
+        "randaugment_fl2": 3,
+        "randaugment_fedmatch": 6,
+    },
+    "value": {"shift": 0.0, "crop_flip": 0.0, "translate": 0.5},
+}
 
 COMMANDS = {
     "completion": "`fedjax-ssl run NAME --help all` lists every field with its values, `fedjax-ssl "
@@ -305,5 +317,9 @@ def _without_gone(
             yield own, dict(_without_gone(value, method, f"{field}."))
             continue
         found = gone(field, value, method)
-        if found is None or value not in found.plain:
+        name = section.get("name")
+        by_name = _PLAIN.get(own, {}).get(name) if isinstance(name, str) else None
+        if found is None or value not in (*found.plain, *[by_name] * (by_name is not None)):
             yield own, value
+        elif field not in GONE and isinstance(value, (tuple, list)):
+            yield own, ()  # the field is still there

@@ -63,6 +63,12 @@ def test_a_stored_config_may_have_it_at_the_value_that_holds_now() -> None:
         resolved_of(without_gone(stored))
 
 
+def test_what_a_value_means_now_may_depend_on_the_name_beside_it() -> None:
+    for number, kept in ((2, {}), (3, {"operations": 3})):
+        stored = {"strong_augment": {"name": "fixmatch", "operations": number}}
+        assert without_gone(stored)["strong_augment"] == {"name": "fixmatch", **kept}
+
+
 def test_a_setting_of_a_part_and_a_value_of_a_setting_may_be_gone() -> None:
     parts = {"method.name": "compose", "method.parts": ("supervised", "fixmatch")}
     with pytest.raises(ConfigError, match="threshold_scope=round is gone: what a threshold rule"):
@@ -79,7 +85,10 @@ def test_a_value_of_several_and_a_command_may_be_gone(capsys) -> None:
     for none in ("none", ("none",)):
         with pytest.raises(ConfigError, match="is gone: no wrapper is the empty tuple"):
             fs.load_config("digits", {"around": none})
-    assert without_gone({"around": ("none",)}) == {}
+    assert without_gone({"around": ("none",)}) == {"around": ()}
+    now = fs.config.resolve(fs.config.default()).to_dict()
+    old = {**now, "around": ["none"], "uploads": ["drop_non_finite"]}
+    assert not config_differences(old, now)
     assert fs.load_config("digits", {"around": "()"}).around == ()
     with pytest.raises(ConfigError, match="give names with commas between, of slow_clients,"):
         fs.load_config("digits", {"around": None})

@@ -72,9 +72,17 @@ def note_without_effect(config: ml_collections.ConfigDict) -> None:
         words = (
             "validation data, such as config.data.validation_fraction"
             if option.needs == VALIDATION
-            else " or ".join(f"config.{one}" for one in conditions)
+            else " or ".join(map(_in_words, conditions))
         )
         note(f"config.{field}={value} has no effect without {words}")
+
+
+def _in_words(condition: str) -> str:
+    """Write a part of `Option.needs` for a message."""
+    field, equals, names = condition.partition("=")
+    if field.endswith("!"):
+        return f"another config.{field[:-1]} than {names.replace('|', ' or ')}"
+    return " or ".join(f"config.{field}{equals}{name}" for name in names.split("|"))
 
 
 def _holds(config: ml_collections.ConfigDict, condition: str) -> bool:
