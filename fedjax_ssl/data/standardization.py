@@ -206,9 +206,8 @@ def _by_client(dataset: Dataset) -> tuple[Dataset, str]:
     if isinstance(dataset.reading, TableReading) and dataset.reading.missing == "median":
         raise ValueError(
             "standardize is 'client', but data.missing=median fills cells with the median of all "
-            "clients, whose units may differ; fill them in by client: numbers = "
-            "table.select_dtypes('number').columns; table[numbers] = table.groupby('client')"
-            "[numbers].transform(lambda own: own.fillna(own.median()))"
+            "clients, whose units may differ; give data.missing=drop, or fill them in by client: "
+            f"{_filling(dataset.reading, test is not None)}"
         )
     numbers = range(dataset.input_shape[-1])
     columns = dataset.extra.get("features") or [f"feature {number}" for number in numbers]
@@ -245,6 +244,19 @@ def _by_client(dataset: Dataset) -> tuple[Dataset, str]:
     made |= {"mean": tuple(centre.tolist()), "std": tuple(width.tolist())}
     extra = {**dataset.extra, "client_statistics": statistics}
     return dataclasses.replace(dataset, **made, extra=extra), said
+
+
+def _filling(reading: TableReading, tested: bool) -> str:
+    """Write the line of pandas that fills features with medians of each client's training rows."""
+    own = "table[numbers]"
+    if tested and "split" in reading.roles:
+        test = f"table[{reading.roles['split']!r}].str.contains('test', case=False, na=False)"
+        own += f".where(~{test})"
+    return (
+        f"numbers = {[one.name for one in reading.features if one.kind == 'number']}; "
+        f"table[numbers] = table[numbers].fillna({own}"
+        f".groupby(table[{reading.roles['client']!r}]).transform('median'))"
+    )
 
 
 def _in_words(dataset: Dataset) -> str:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import jax
 import numpy as np
+import pandas
 import pytest
 
 from fedjax_ssl.data import (
@@ -229,13 +230,16 @@ def test_marks_words_and_dates(write):
 
 
 def test_medians_of_all_do_not_go_with_means_of_each_client(write):
-    path = write(
-        "chol,label,client", *(f"{v},{i % 2},{'pq'[v < 9]}" for i, v in enumerate(range(18)))
-    )
-    data = read(path, missing="median")
-    with pytest.raises(ValueError, match=r"fill them in by client: .*table.groupby.'client'"):
+    rows = [f"{v},{i % 2},{'pq'[v < 9]},train" for i, v in enumerate(range(18))]
+    rows += [",,p,train", ",1,q,Test", "99,0,q,Test"]
+    path = write("chol,label,site,split", *rows)
+    data = read(path, missing="median", client_column="site")
+    with pytest.raises(ValueError, match="or fill them in by client") as refused:
         standardized(data, "client")
-    standardized(read(path, missing="drop"), "client")
+    table = pandas.read_csv(path)
+    exec(str(refused.value).partition("by client: ")[2])
+    assert table["chol"].tolist()[18:] == [13, 4, 99] and table["label"].isna().sum() == 1
+    standardized(read(path, missing="drop", client_column="site"), "client")
 
 
 def test_differences_that_single_precision_loses_are_refused(write):
