@@ -134,6 +134,13 @@ def test_a_client_is_asked_for_only_where_clients_have_models(model):
             ),
             "does not know",
         ),
+        (
+            lambda path: (path / "model.json").write_text(
+                '{"version": 1, "reading": {"kind": "TableReading", "roles": {}, '
+                '"features": [{"name": "a", "center": 0.5}]}}'
+            ),
+            "'center'.*; train again",
+        ),
         (lambda path: shutil.rmtree(path / "checkpoints"), "has no checkpoint yet"),
     ],
 )

@@ -80,6 +80,13 @@ def reading_from_json(stored: Mapping[str, Any] | None) -> Reading | None:
     there is none.
     """
     facts = {} if stored is None else _frozen(stored)
+    # Earlier versions stored these; at the values that are dropped, they change no input.
+    facts.pop("max_levels", None)
+    if not facts.get("fills"):
+        facts.pop("fills", None)
+    for feature in facts.get("features", ()):
+        if not feature.get("center"):
+            feature.pop("center", None)
     return READINGS[facts.pop("kind")](**facts) if facts else None
 
 

@@ -21,6 +21,7 @@ from fedjax_ssl.data import (
     source_of,
     standardized,
 )
+from fedjax_ssl.data.reading.cache import reading_from_json
 from fedjax_ssl.data.reading.columns import read_proportions
 
 ROWS = [
@@ -227,6 +228,10 @@ def test_marks_words_and_dates(write):
         "by column: age 1, chol 2, seen 1",
     ):
         assert said in notes
+    # model.json of earlier versions has fields that are no longer there
+    old = data.reading.as_json() | {"max_levels": 50, "fills": {}}
+    old["features"] = [feature | {"center": 0.0} for feature in old["features"]]
+    assert reading_from_json(old) == data.reading
 
 
 def test_medians_of_all_do_not_go_with_means_of_each_client(write):
