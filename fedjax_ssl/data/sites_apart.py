@@ -23,7 +23,8 @@ class Apart(NamedTuple):
     Attributes:
         sentence: the largest difference, and the remedy.
         by_client: whether standardizing by client is right, that is, every site with labels has
-            several classes, so that the difference is not due to classes.
+            several classes, so that the difference is not due to classes, and no cells are filled
+            with medians of all sites.
     """
 
     sentence: str
@@ -42,8 +43,13 @@ def remedy(config: Mapping[str, Any]) -> str:
         return longer
     return (
         "where sites differ in brightness or units, which `fedjax-ssl data check` says, "
-        f"{ALIKE}; else {longer}"
+        f"{_alike(config['data'].get('missing') == 'median')}; else {longer}"
     )
+
+
+def _alike(median: bool) -> str:
+    """Say what makes sites alike; cells filled with medians of all sites stand in its way."""
+    return f"{ALIKE}, with data.missing=drop in place of median" if median else ALIKE
 
 
 def sites_apart(dataset: "Dataset") -> Apart | None:
@@ -87,11 +93,12 @@ def sites_apart(dataset: "Dataset") -> Apart | None:
         for number in of_site
     )
     has_statistics = dataset.test is None or dataset.test.client is not None
-    advice = ALIKE
+    median = getattr(dataset.reading, "missing", None) == "median"
+    advice = _alike(median)
     if not several:
         advice = "some sites have labels of one class alone, so it may be the classes that differ"
     said = (
         f"sites differ in the {what}: {means[low, worst]:.3g} on average at {names[low]!r}, "
         f"{means[high, worst]:.3g} at {names[high]!r}; {advice}"
     )
-    return Apart(said, several and has_statistics)
+    return Apart(said, several and has_statistics and not median)

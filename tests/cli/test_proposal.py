@@ -199,6 +199,11 @@ def test_labels_by_site_and_what_is_wrong_with_columns_are_said(capsys, tmp_path
     ) in output
     assert "(Typ: 0, 1, 2, 3); where they are codes" in output and "data.codes=Typ" in output
     assert "input 'Farbe=Rot' (1 example) is spelt almost like 'Farbe=rot'" in output
+    # Sites differ, and medians of all sites do not go with means of each.
+    path = table(tmp_path, Druck=100 * (SITE == "west") + np.arange(ROWS) % 7)
+    asked = ("--data.missing=median", "--root", tmp_path / "root")
+    code, output = printed(capsys, path, *ROLES, *asked)
+    assert code == 0 and "makes them alike, with data.missing=drop" in " ".join(output.split())
 
 
 def test_all_that_is_wrong_with_a_table_is_said_at_once(capsys, tmp_path):
