@@ -185,6 +185,11 @@ def test_confidence_scaled_by_each_clients_maximum():
     np.testing.assert_allclose(found.confidence, expected, atol=1e-8)
 
 
+def test_class_norm_alone():
+    found = graph.label(CODES, LABELS, 2, replace(SETTINGS, label_norm="class"))
+    np.testing.assert_array_equal(np.argmax(found.scores, axis=1), [0, 1, 1, 1, 1, 1])
+
+
 @pytest.mark.parametrize(
     "alpha, first, second",
     [
@@ -204,3 +209,9 @@ def test_each_client_alone(alpha, first, second, solver):
     np.testing.assert_array_equal(two.labels, [1, -1, 1])
     np.testing.assert_array_equal(two.valid, [True, False, True])
     np.testing.assert_array_equal(two.confidence, [1, 0, 1])
+
+
+def test_dropout_of_the_second_client():
+    found = graph.label(CODES, np.array([0] + 5 * [-1], np.int32), 2, replace(SETTINGS, alpha=0.5))
+    np.testing.assert_allclose(found.scores[:, 0], SCORES[0.5][0], **PRINTED)
+    np.testing.assert_array_equal(found.scores[:, 1], np.zeros(6))

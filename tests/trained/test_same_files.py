@@ -212,6 +212,27 @@ def test_names_are_the_same_with_accents_in_either_form(tmp_path, predict):
     assert "of 16 have a label that" in predict(folder)[1]
 
 
+@pytest.mark.promise
+@pytest.mark.thorough
+def test_arrays_of_medmnist_are_predicted_as_they_were_trained_on(tmp_path):
+    images = np.stack([half(i % 2) for i in range(40)]).astype(np.uint8)
+    labels = (np.arange(40) % 2)[:, None]
+    parts = {"train": slice(0, 24), "val": slice(24, 30), "test": slice(30, 40)}
+    arrays = {f"{name}_images": images[rows] for name, rows in parts.items()}
+    arrays |= {f"{name}_labels": labels[rows] for name, rows in parts.items()}
+    np.savez(tmp_path / "m.npz", **arrays)
+    settings = (
+        "--data.client_test_fraction=0",
+        "--partition.name=iid",
+        "--partition.num_clients=2",
+    )
+    model = train(tmp_path, tmp_path / "m.npz", *settings, config="npz")
+    examples = read_examples([tmp_path / "m.npz"], model)
+    np.testing.assert_array_equal(examples.labels, labels[30:, 0])
+    right = model.predict(examples.inputs).argmax(axis=1) == examples.labels
+    assert right.mean() == pytest.approx(model.metrics["test_accuracy"], abs=1e-6)
+
+
 @pytest.mark.parametrize(
     ("path", "file", "label", "client"),
     [

@@ -7,6 +7,7 @@ import flax.linen as nn
 import jax
 import numpy as np
 import pytest
+from flax import nnx
 from jax.flatten_util import ravel_pytree
 
 from fedjax_ssl import methods, models
@@ -58,6 +59,21 @@ def test_layers_are_found_by_their_scale() -> None:
     resnet = models.build("resnet18", num_classes=3, input_shape=(8, 8, 3))
     _, statistics = jax.eval_shape(resnet.init, KEY)
     assert kept_by(resnet) == models.count_parameters(statistics)  # scale, shift; mean, variance
+    with pytest.raises(ValueError, match="none can be found"):
+        kept_by(models.build("mlp", num_classes=3, input_shape=(4,)))
+
+
+def test_layers_of_nnx_are_found_by_their_scale() -> None:
+    class Net(nnx.Module):
+        def __init__(self, rngs):
+            self.bn = nnx.Linear(4, 5, rngs=rngs)
+            self.other = nnx.LayerNorm(5, rngs=rngs)
+            self.head = nnx.Linear(5, 3, rngs=rngs)
+
+        def __call__(self, x):
+            return self.head(self.other(self.bn(x)))
+
+    assert kept_by(models.from_nnx(Net)) == 2 * 5
 
 
 def test_normalization_never_moves_at_the_server(trained) -> None:

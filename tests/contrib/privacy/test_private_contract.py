@@ -1,6 +1,8 @@
 """The contract on privacy, over every method, personalization and wrapper: it is refused, or what
 predicts, is saved and is evaluated shows nothing of a client but through the sum with its noise.
-It is read off the traced rounds, whose noise is taken for all that is left of a sum.
+
+`make test` reads it off the traced rounds, whose noise is taken for all that is left of a sum;
+`make thorough` trains with a noise that nothing survives.
 """
 
 from typing import Any
@@ -107,3 +109,30 @@ def test_what_predicts_shows_clients_through_the_noisy_sum_alone(what: str, monk
     _, used = dce_jaxpr(traced.jaxpr, [True] * len(traced.jaxpr.outvars))
     names = [path[0].name for path, _ in jax.tree.leaves_with_path(data)]
     assert not {name for name, one in zip(names, used, strict=True) if one} & OF_CLIENTS
+
+
+@pytest.mark.parametrize(
+    "what",
+    [
+        pytest.param(one, marks=() if one == "fedavg" else pytest.mark.thorough)
+        for one in WHAT
+        if one not in REFUSED
+    ],
+)
+def test_no_number_of_what_predicts_survives_a_huge_noise(what: str) -> None:
+    """But for what stays as the run began, such as a second head that only clients use."""
+
+    @jax.jit
+    def networks(noise: Any) -> tuple[Any, Any]:
+        method, data = method_of(what, noise)
+        start = method.init(KEY, data)
+        end, _ = method.round(KEY, start, data)
+        assert method.network is not None
+        return method.network(start, None), method.network(end, None)
+
+    start, plain = networks(0.0)
+    _, noisy = networks(1e6)
+    for first, one, other in zip(*map(jax.tree.leaves, (start, plain, noisy)), strict=True):
+        away = np.abs(np.asarray(one) - np.asarray(other))
+        constant = np.array_equal(first, one) and np.array_equal(first, other)
+        assert constant or not np.median(away) < 1e3
