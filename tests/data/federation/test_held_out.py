@@ -141,7 +141,6 @@ def test_every_client_draws_balanced_test_examples_of_its_own():
         set(drawn[0].tolist()) != set(drawn[1].tolist())
         and (rows != held_out_examples(again)[0]).any()
     )
-    np.testing.assert_array_equal(jax.jit(deal)(jax.random.key(0)).test_index, data.test_index)
     with pytest.raises(
         ValueError, match="33 test examples for 12 clients of 3 classes make 0 each"
     ):

@@ -242,31 +242,6 @@ def test_a_mixed_federation_has_clients_of_four_kinds() -> None:
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("protocol", ["dealt", "equal", "reference"])
-def test_a_trace_draws_the_same_federation(protocol: str) -> None:
-    options = {**FOUR_KINDS, "protocol": protocol}
-    key = jax.random.key(3)
-
-    def build(key: jax.Array) -> FederatedData:
-        return federate(
-            key,
-            dataset(),
-            partition="iid",
-            num_clients=6,
-            supervision="mixed",
-            supervision_options=options,
-        )
-
-    plain = build(key)
-    traced = jax.jit(build)(key)
-    width = plain.max_examples
-    np.testing.assert_array_equal(plain.num_examples, traced.num_examples)
-    np.testing.assert_array_equal(plain.index, traced.index[:, :width])
-    np.testing.assert_array_equal(plain.weak.labels, traced.weak.labels[:, :width])
-    np.testing.assert_allclose(plain.weak.matrix, traced.weak.matrix, atol=1e-6)
-
-
-@pytest.mark.thorough
 def test_the_report_counts_coarse_labels_and_sets_where_there_are_any() -> None:
     data = draw("mixed", num_clients=6, **FOUR_KINDS)
     lines = report(data, dataset().class_names).splitlines()
