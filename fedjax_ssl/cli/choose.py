@@ -77,11 +77,11 @@ def main(arguments: list[str]) -> int:
         for command in (_command(proposal, asked.name, asked.settings) for proposal in proposals)
         if not rehearse(command, shared, traced=False)
     ]
-    prefix = "runs/" + path.stem.replace(":", "_").replace(",", "_")
+    run_name = configs.find(asked.name).run_name
     for command in found:
         method = command.proposal.method
         print(f"\n{method}: {command.proposal.why}")
-        print(f"  {command.line(f'{prefix}_{method}')}")
+        print(f"  {command.line(f'runs/{run_name}_{method}')}")
     if not found:
         print("\nno method learns from these labels; give clients or the server some")
         return 2

@@ -12,7 +12,14 @@ import numpy as np
 
 from fedjax_ssl.data.dataset import Dataset, Names
 from fedjax_ssl.data.federation.report import lacking
-from fedjax_ssl.data.reading.own import SHOWN, BadData, DatasetUnavailable, is_table, read_table
+from fedjax_ssl.data.reading.own import (
+    MARKS,
+    SHOWN,
+    BadData,
+    DatasetUnavailable,
+    is_table,
+    read_table,
+)
 from fedjax_ssl.data.reading.table_reading import TableReading, identifiers
 from fedjax_ssl.data.sites_apart import sites_apart
 from fedjax_ssl.data.sources import SOURCES, names_apart, read
@@ -24,8 +31,7 @@ if TYPE_CHECKING:  # takes long to import
     import pandas
 
 MANY_CLASSES = 20
-# names of no class, without blanks and punctuation
-NO_LABEL = ("?", "missing", "na", "nan", "nolabel", "none", "null", "unknown", *UNLABELLED)
+NO_LABEL = (*MARKS, *UNLABELLED, "missing", "no label", "none", "unknown")  # names of no class
 FEW_CODES = 6  # columns with at most this many different whole numbers may hold codes
 
 
@@ -154,8 +160,9 @@ def _blank_names(frame: "pandas.DataFrame") -> Iterator[str]:
 def _named_nothing(frame: "pandas.DataFrame", column: str) -> Iterator[tuple[str, str]]:
     """Give names in a column that mean that nobody knows it, and how many examples have each."""
     if column in frame:
+        nothing = {*map(_plain, NO_LABEL)}
         for name, count in frame[column].value_counts(sort=False).items():
-            if _plain(str(name)) in NO_LABEL:
+            if _plain(str(name)) in nothing:
                 yield str(name), counted(int(count), "example")
 
 

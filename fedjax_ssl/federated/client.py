@@ -227,13 +227,15 @@ def loss_of(term: Term, step: Step) -> tuple[Array, PyTree]:
     result = term.loss(step)
     pair = isinstance(result, tuple) and len(result) == 2
     value, after = result if pair else (result, step.local)
-    says = f"the loss of term {term.name!r} ({where(term.loss)})"
+    says = f"the loss of term {term.name!r}"
     if not re.fullmatch(r"b?float\d+\[\]", form := form_of(value)):
         raise ConfigError(
-            f"{says} returned {form}; return one floating-point number: the mean over the rows "
-            "that `mask` of the batch marks"
+            f"{says} ({where(term.loss)}) returned {form}; return one floating-point number: the "
+            "mean over the rows that `mask` of the batch marks"
         )
-    compare_forms(f"{says} returned (loss, local state)", "the local state", step.local, after)
+    if pair:
+        says = f"{says} ({where(term.loss)}) returned (loss, local state)"
+        compare_forms(says, "the local state", step.local, after)
     return value, after
 
 

@@ -63,7 +63,8 @@ def _unequal_steps(report: Report, best: Group, others: list[Group]) -> list[str
     """
     other = report.baseline if report.baseline in others else others[0]
     place = list(COSTS).index("local steps")
-    own, its = (report.costs[report.groups.index(one)][place] for one in (best, other))
+    costs = report.costs
+    own, its = (costs[report.groups.index(one)][place] for one in (best, other))
     if not own or not its or max(own / its, its / own) < _UNEQUAL_STEPS:
         return []
     return [
